@@ -1,0 +1,75 @@
+"""The judge: what a plan holds at each step, and what it costs.
+
+During a `Compute` the device holds the resident bytes, every live value (the op's inputs among them), all outputs
+of the op, used or not, and its scratch. During a `Free` it holds what is left. Every peak and every cost that a
+report quotes comes from here (or from an allocator); a solver whose own numbers differ is wrong. Linear in
+the steps.
+"""
+
+import dataclasses
+import math
+
+from checkmate_tf.ir.errors import PlanError
+from checkmate_tf.ir.graph import Graph
+from checkmate_tf.ir.plan import Compute, Plan, plan_from_order
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+    """What `simulate` found.
+
+    live_bytes: bytes held during each step, resident ones included   # int [steps]
+    peak_bytes, peak_step: their maximum, and the first step that reaches it (-1 for a plan without steps)
+    seconds: the sum over computations
+    runs: how often each op ran   # int [ops]
+    """
+
+    live_bytes: tuple[int, ...]
+    peak_bytes: int
+    peak_step: int
+    seconds: float
+    runs: tuple[int, ...]
+
+
+def simulate(graph: Graph, plan: Plan) -> Timeline:
+    """Runs the plan on paper. It must be valid (`verify_plan`); a plan for another graph raises PlanError."""
+    if plan.graph_key != graph.key:
+        raise PlanError("This plan was made for another graph, or for the same model with other shapes: plan again. "
+                        f"Received: a plan for graph {plan.graph_key}, a graph with key {graph.key}")
+    values, ops = graph.values, graph.ops
+    held = graph.resident_bytes
+    live_bytes = []
+    runs = [0] * len(ops)
+    for step in plan.steps:
+        if isinstance(step, Compute):
+            op = ops[step.op]
+            held += sum(values[value].bytes for value in op.outputs)
+            live_bytes.append(held + op.scratch_bytes)
+            runs[step.op] += 1
+        else:
+            held -= values[step.value].bytes
+            live_bytes.append(held)
+    peak_bytes = max(live_bytes, default=graph.resident_bytes)
+    peak_step = live_bytes.index(peak_bytes) if live_bytes else -1
+    seconds = math.fsum(ops[op].seconds * count for op, count in enumerate(runs))
+    return Timeline(tuple(live_bytes), peak_bytes, peak_step, seconds, tuple(runs))
+
+
+def keep_all_timeline(graph: Graph) -> Timeline:
+    """The timeline of computing each op once in the given order: the peak and cost without recomputation."""
+    return simulate(graph, plan_from_order(graph, graph.order))
+
+
+def structural_floor(graph: Graph) -> tuple[int, int]:
+    """(bytes, op): no plan can go below these bytes, because this op alone needs them.
+
+    Any plan runs every op, and while an op runs its inputs, outputs and scratch are held together with the resident
+    bytes (max over v of M_v plus its inputs, as in Checkmate's section 4.1). The op is -1 for an empty graph.
+    """
+    worst, worst_op = graph.resident_bytes, -1
+    for op in graph.ops:
+        held = (graph.resident_bytes + op.scratch_bytes
+                + sum(graph.values[value].bytes for value in {*op.inputs, *op.outputs}))
+        if held > worst:
+            worst, worst_op = held, op.index
+    return worst, worst_op

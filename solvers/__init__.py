@@ -1,0 +1,32 @@
+"""Solvers: from a graph and a budget to an order of computations. TensorFlow is never imported here.
+
+    from checkmate_tf import solvers
+    solvers.names()                                  # what there is
+    solvers.solve(graph, budget_bytes, solvers.get("greedy"), solvers.Limits(seconds=10))
+"""
+
+if __name__ != "checkmate_tf.solvers":
+    raise ImportError("Import this package as checkmate_tf.solvers, not by its folder's name. "
+                      f"Received: import {__name__}")
+
+from checkmate_tf.ir.errors import SolverError
+from checkmate_tf.solvers.base import (Answer, Limits, Progress, Solution, Solver, Status, StoppedBy, ignore_progress,
+                                       solve)
+from checkmate_tf.solvers.keep_all import KeepAll
+
+__all__ = ["Answer", "Limits", "Progress", "Solution", "Solver", "Status", "StoppedBy", "get", "ignore_progress",
+           "names", "solve"]
+
+_SOLVERS = {solver.name: solver for solver in (KeepAll(),)}
+
+
+def names() -> tuple[str, ...]:
+    """The names that `get` and `compile(..., solver=)` take."""
+    return tuple(_SOLVERS)
+
+
+def get(name: str) -> Solver:
+    """The solver of this name with its default options. Raises SolverError for an unknown name."""
+    if name not in _SOLVERS:
+        raise SolverError(f"Known solvers are {', '.join(names())}. Received: {name!r}")
+    return _SOLVERS[name]

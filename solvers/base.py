@@ -1,0 +1,203 @@
+"""What a solver is, what limits it gets, and the one place where its answer is judged.
+
+A solver searches; it returns an `Answer`: an order of computations (or None), a lower bound if it has one, and why
+it stopped. `solve` turns the order into a plan, verifies it, simulates it, and only then calls it feasible. A
+claim that the simulator refutes is a SolverError, not a result.
+"""
+
+import dataclasses
+import enum
+import json
+import math
+import pathlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from checkmate_tf.ir.errors import PlanError, SolverError
+from checkmate_tf.ir.graph import Graph
+from checkmate_tf.ir.plan import Compute, Free, Plan, plan_from_order
+from checkmate_tf.ir.simulate import Timeline, keep_all_timeline, simulate, structural_floor
+from checkmate_tf.ir.verify import verify_graph, verify_plan
+
+
+class Status(str, enum.Enum):
+    """What is known about the problem; why the solver stopped is a separate fact."""
+
+    OPTIMAL = "optimal"          # a plan, and a bound that meets it
+    FEASIBLE = "feasible"        # a plan
+    INFEASIBLE = "infeasible"    # a proof that there is no plan
+    UNKNOWN = "unknown"          # neither
+
+
+class StoppedBy(str, enum.Enum):
+    """Why the search ended."""
+
+    DONE = "done"                # nothing left to try
+    TIME = "time limit"
+    SIZE = "graph too large"     # the solver does not take graphs of this size
+    INTERRUPT = "interrupt"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """The same for all solvers: wall-clock seconds, relative gap at which to stop, threads, random seed."""
+
+    seconds: float = 60.0
+    gap: float = 1e-4
+    threads: int = 2
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Progress:
+    """A moment of a search: the best cost so far (None before the first plan), a lower bound, seconds spent."""
+
+    incumbent_seconds: float | None
+    bound_seconds: float
+    elapsed_seconds: float
+
+
+Report = Callable[[Progress], None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    """What a solver hands back.
+
+    order: op indices in order of computation, or None when no plan was found
+    stopped_by: why the search ended
+    bound_seconds: a lower bound on the cost of every plan *of any solver*; None where the solver has none
+    infeasible: whether the solver has proved that no plan fits
+    stats: whatever the solver wants to tell (numbers and short texts)
+    """
+
+    order: tuple[int, ...] | None
+    stopped_by: StoppedBy
+    bound_seconds: float | None = None
+    infeasible: bool = False
+    stats: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Solver(Protocol):
+    """A frozen object of options with a name and a search."""
+
+    name: str
+
+    def search(self, graph: Graph, budget_bytes: int, limits: Limits, report: Report) -> Answer:
+        """Looks for the cheapest order of computations whose peak is at most `budget_bytes`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """A judged answer. Without a plan, `plan` and `timeline` are None and the costs are infinite.
+
+    `seconds` is the plan's cost, `base_seconds` that of running every op once, `overhead` their ratio minus one.
+    `bound_seconds` is a lower bound on the cost of any plan within the budget, `gap` = seconds / bound - 1.
+    """
+
+    status: Status
+    stopped_by: StoppedBy
+    plan: Plan | None
+    timeline: Timeline | None
+    bound_seconds: float
+    base_seconds: float
+    base_peak_bytes: int
+    budget_bytes: int
+    solver: str
+    stats: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        return self.timeline.seconds if self.timeline is not None else math.inf
+
+    @property
+    def peak_bytes(self) -> int | None:
+        return self.timeline.peak_bytes if self.timeline is not None else None
+
+    @property
+    def overhead(self) -> float:
+        return self.seconds / self.base_seconds - 1 if self.base_seconds > 0 else 0.0
+
+    @property
+    def gap(self) -> float:
+        return max(0.0, self.seconds / self.bound_seconds - 1) if self.bound_seconds > 0 else 0.0
+
+    def save(self, path: str | pathlib.Path) -> None:
+        """Writes the solution as JSON; `Solution.load` reads it, and `compile` takes it in place of a budget."""
+        if self.plan is None:
+            raise PlanError("A solution without a plan cannot be saved.")
+        steps = [step.op if isinstance(step, Compute) else -1 - step.value for step in self.plan.steps]
+        fields = {"format": _FORMAT, "graph_key": self.plan.graph_key, "steps": steps,
+                  "timeline": dataclasses.asdict(self.timeline), "status": self.status.value,
+                  "stopped_by": self.stopped_by.value, "stats": dict(self.stats)}
+        for name in _PLAIN_FIELDS:
+            fields[name] = getattr(self, name)
+        pathlib.Path(path).write_text(json.dumps(fields))
+
+    @classmethod
+    def load(cls, path: str | pathlib.Path) -> "Solution":
+        """Reads what `save` wrote. Raises PlanError when the file is not such a file."""
+        try:
+            fields = json.loads(pathlib.Path(path).read_text())
+            if fields["format"] != _FORMAT:
+                raise ValueError(f"format {fields['format']!r} instead of {_FORMAT!r}")
+            steps = tuple(Compute(step) if step >= 0 else Free(-1 - step) for step in fields["steps"])
+            timeline = fields["timeline"]
+            return cls(status=Status(fields["status"]), stopped_by=StoppedBy(fields["stopped_by"]),
+                       plan=Plan(steps, fields["graph_key"]),
+                       timeline=Timeline(tuple(timeline["live_bytes"]), timeline["peak_bytes"], timeline["peak_step"],
+                                         timeline["seconds"], tuple(timeline["runs"])),
+                       stats=fields["stats"], **{name: fields[name] for name in _PLAIN_FIELDS})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise PlanError(f"A plan file must be one that Solution.save wrote. Received: {path} "
+                            f"({type(error).__name__}: {error})") from error
+
+
+_FORMAT = "checkmate_tf plan 1"
+_PLAIN_FIELDS = ("bound_seconds", "base_seconds", "base_peak_bytes", "budget_bytes", "solver")
+
+
+def ignore_progress(progress: Progress) -> None:
+    """A report that nobody reads."""
+
+
+def solve(graph: Graph, budget_bytes: int, solver: Solver, limits: Limits = Limits(),
+          report: Report = ignore_progress) -> Solution:
+    """Runs the solver and judges its answer.
+
+    A budget below the structural floor is answered without a search: infeasible. Raises GraphError for a malformed
+    graph, SolverError when the answer is no valid plan, breaks the budget, or beats its own bound.
+    """
+    verify_graph(graph)
+    started = time.monotonic()
+    base = keep_all_timeline(graph)
+    floor_bytes, _ = structural_floor(graph)
+    if budget_bytes < floor_bytes:
+        answer = Answer(None, StoppedBy.DONE, infeasible=True)
+    else:
+        answer = solver.search(graph, budget_bytes, limits, report)
+    stats = {"solve_seconds": time.monotonic() - started, **answer.stats}
+    bound_seconds = max(base.seconds, answer.bound_seconds or 0.0)
+    common = {"stopped_by": answer.stopped_by, "bound_seconds": bound_seconds, "base_seconds": base.seconds,
+              "base_peak_bytes": base.peak_bytes, "budget_bytes": budget_bytes, "solver": solver.name, "stats": stats}
+    if answer.order is None:
+        return Solution(Status.INFEASIBLE if answer.infeasible else Status.UNKNOWN, plan=None, timeline=None, **common)
+    plan, timeline = judge(graph, answer.order, solver.name)
+    if timeline.peak_bytes > budget_bytes:
+        raise SolverError(f"Solver {solver.name!r} returned a plan of {timeline.peak_bytes} bytes for a budget of "
+                          f"{budget_bytes}.")
+    if timeline.seconds < bound_seconds * (1 - 1e-9):
+        raise SolverError(f"Solver {solver.name!r} claims the bound {bound_seconds} but returned a plan that takes "
+                          f"{timeline.seconds}.")
+    proved = timeline.seconds <= bound_seconds * (1 + max(limits.gap, 1e-9))
+    return Solution(Status.OPTIMAL if proved else Status.FEASIBLE, plan=plan, timeline=timeline, **common)
+
+
+def judge(graph: Graph, order: Sequence[int], solver_name: str) -> tuple[Plan, Timeline]:
+    """The order as a verified plan with its timeline; SolverError when it is not a valid one."""
+    try:
+        plan = verify_plan(graph, plan_from_order(graph, order))
+    except PlanError as error:
+        raise SolverError(f"Solver {solver_name!r} returned an order that is no plan: {error}") from error
+    return plan, simulate(graph, plan)
