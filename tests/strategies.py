@@ -1,0 +1,68 @@
+"""Random graphs for Hypothesis, with every feature a graph can have, and the same as a plain function of a seed."""
+
+import random
+
+from hypothesis import strategies as st
+
+from checkmate_tf.ir.graph import Graph, GraphBuilder
+from checkmate_tf.ir.verify import verify_graph
+
+
+def graphs(min_ops: int = 0, max_ops: int = 10) -> st.SearchStrategy[Graph]:
+    """Valid graphs: multi-output ops and ops without outputs, scratch, once, control edges, overwrites, results, zero
+    bytes and costs, several components, a backward part or none."""
+    return st.builds(lambda size, choices: draw_graph(size, choices),
+                     st.integers(min_ops, max_ops), st.randoms(use_true_random=False))
+
+
+def random_graph(seed: int, max_ops: int = 7, min_ops: int = 1) -> Graph:
+    """The same without Hypothesis: one graph per seed."""
+    choices = random.Random(seed)
+    return draw_graph(choices.randint(min_ops, max_ops), choices)
+
+
+def draw_graph(size: int, choices: random.Random) -> Graph:
+    """A graph of `size` ops whose features are drawn from `choices`."""
+    builder = GraphBuilder(resident_bytes=choices.choice([0, 0, 3]))
+    backward_from = choices.randint(0, size) if choices.random() < 0.5 else size
+    values: list[int] = []
+    last_reader: dict[int, int] = {}
+    overwritten: set[int] = set()
+    for index in range(size):
+        readable = [value for value in values if value not in overwritten]
+        inputs = choices.sample(readable, min(len(readable), choices.choice([0, 1, 1, 1, 2, 2, 3])))
+        overwrites: list[int] = []
+        if readable and choices.random() < 0.1:
+            overwrites = [choices.choice(readable)]
+            overwritten.update(overwrites)
+        ports = choices.choice([1, 1, 1, 1, 1, 0, 2, 3])
+        sizes = [choices.choice([0, 1, 1, 2, 3, 5]) for _ in range(ports)]
+        name = f"op{index}"
+        builder.op(name, inputs, bytes=sizes, seconds=float(choices.choice([0, 1, 1, 2, 3, 7])),
+                   scratch_bytes=choices.choice([0, 0, 0, 0, 2]),
+                   after=choices.sample(range(index), choices.randint(0, 1)) if index and choices.random() < 0.2 else (),
+                   once="a stateful draw" if overwrites or choices.random() < 0.1 else None,
+                   overwrites=overwrites, backward=index >= backward_from)
+        for value in inputs:
+            last_reader[value] = index
+        values.extend(builder.outputs_of(name))
+    results = choices.sample(values, min(len(values), choices.choice([0, 0, 1, 2])))
+    return verify_graph(builder.build(results))
+
+
+def linear_net(layers: int, *, bytes: int = 1, seconds: float = 1.0) -> Graph:
+    """A linear net, its loss and its gradients, with Checkmate's edges: 2 * layers + 1 ops.
+
+    Ops 0 .. layers - 1 are the layers and op `layers` is the loss. Then come the gradients, the last layer's first: each
+    reads its layer's output, the output of what follows that layer, and the gradient of that if there is one.
+    """
+    builder = GraphBuilder()
+    outputs: list[int] = []
+    for layer in range(layers):
+        outputs.append(builder.op(f"layer{layer}", outputs[-1:], bytes=bytes, seconds=seconds))
+    outputs.append(builder.op("loss", outputs[-1:], bytes=bytes, seconds=seconds))
+    gradient: list[int] = []
+    for layer in range(layers - 1, -1, -1):
+        inputs = [outputs[layer], outputs[layer + 1], *gradient]
+        gradient = [builder.op(f"gradient{layer}", inputs, bytes=bytes, seconds=seconds, backward=True)]
+    return verify_graph(builder.build())
