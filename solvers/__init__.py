@@ -13,6 +13,7 @@ from checkmate_tf.ir.errors import SolverError
 from checkmate_tf.solvers.base import (Answer, Limits, Progress, Solution, Solver, Status, StoppedBy, ignore_progress,
                                        solve)
 from checkmate_tf.solvers.chen import Greedy as ChenGreedy, SquareRoot, articulation_points, forward_ops
+from checkmate_tf.solvers.greedy import Greedy
 from checkmate_tf.solvers.keep_all import KeepAll
 
 __all__ = ["Answer", "Limits", "Progress", "Solution", "Solver", "Status", "StoppedBy", "get", "ignore_progress",
@@ -20,6 +21,7 @@ __all__ = ["Answer", "Limits", "Progress", "Solution", "Solver", "Status", "Stop
 
 _SOLVERS = {solver.name: solver for solver in (
     KeepAll(),
+    Greedy(),
     SquareRoot("chen_sqrt", articulation_points),
     ChenGreedy("chen_greedy", articulation_points),
     SquareRoot("linearized_sqrt", forward_ops),
