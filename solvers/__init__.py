@@ -10,6 +10,7 @@ if __name__ != "checkmate_tf.solvers":
                       f"Received: import {__name__}")
 
 from checkmate_tf.ir.errors import SolverError
+from checkmate_tf.solvers.auto import Auto
 from checkmate_tf.solvers.base import (Answer, Limits, Progress, Solution, Solver, Status, StoppedBy, ignore_progress,
                                        solve)
 from checkmate_tf.solvers.chen import Greedy as ChenGreedy, SquareRoot, articulation_points, forward_ops
@@ -20,6 +21,7 @@ __all__ = ["Answer", "Limits", "Progress", "Solution", "Solver", "Status", "Stop
            "names", "solve"]
 
 _SOLVERS = {solver.name: solver for solver in (
+    Auto(),
     KeepAll(),
     Greedy(),
     SquareRoot("chen_sqrt", articulation_points),
