@@ -125,15 +125,15 @@ def contract_chains(graph: Graph) -> tuple[Graph, Lift]:
     """An op whose only successors are in one group joins that group, where that takes no more bytes.
 
     Running it later holds its inputs longer instead of its outputs: it joins if those are no larger (or already needed by
-    the group), as in FastSA's grouping. The group must not need more than some op of the graph needs anyway, so that the
-    smallest budget stays the same. Lost is only the freedom to keep the output from one run of the reader to its next.
+    the group), as in FastSA's grouping. The group must not need more than its parts, or no plan could go as low as before.
+    Lost is only the freedom to keep the output from one run of the reader to its next.
     """
     small_bytes = int(_SMALL * keep_all_timeline(graph).peak_bytes)
-    floor_bytes = structural_floor(graph)[0] - graph.resident_bytes
     successors = _successors(graph)
     results = {graph.values[value].producer for value in graph.results}
     leader = list(graph.order)
     members = {op: [op] for op in graph.order}
+    needs = [_needed_bytes(graph, [op]) for op in graph.order]
     for op in reversed(graph.ops):
         groups = {leader[other] for other in successors[op.index]}
         if len(groups) != 1 or op.index in results:
@@ -147,9 +147,12 @@ def contract_chains(graph: Graph) -> tuple[Graph, Lift]:
         read_already = {value for member in members[group] for value in graph.ops[member].inputs}
         more = sum(graph.values[value].bytes for value in op.inputs if value not in read_already)
         less = sum(graph.values[value].bytes for value in op.outputs)
-        if more <= max(less, small_bytes) and _needed_bytes(graph, joined) <= floor_bytes:
+        apart = max(needs[group], _needed_bytes(graph, [op.index]))
+        together = _needed_bytes(graph, joined)
+        if more <= max(less, small_bytes) and together <= apart + small_bytes:
             leader[op.index] = group
             members[group] = joined
+            needs[group] = together
     return contract(graph, leader)
 
 
