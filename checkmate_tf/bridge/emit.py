@@ -1,0 +1,132 @@
+"""From a plan back to TensorFlow: a new concrete function that runs exactly the plan.
+
+Each `Compute` becomes a copy of its node (the first run keeps the name), fed from the latest run of each input; a
+view is copied along with its reader. Runs of `Free` become a NoOp that waits for the computation before it, and the
+next computation waits for that NoOp: the executor counts references and lets a buffer go when its last
+reader has run, so what makes a free happen in time is that nothing later may start before.
+
+The computations form one chain of control edges. It replaces every control edge of the original (the plan
+respects those, `verify_plan` P5), keeps the executor from running ahead, and makes equal copies different for
+TensorFlow's own subexpression elimination. Grappler has run already, and is off for this function only: it would
+merge and move nodes across the chain.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate_tf.bridge import private
+from checkmate_tf.bridge.extract import VIEWS
+from checkmate_tf.bridge.trace import GraphDef, Traced, flatten_batch, import_function, is_control, tensor_name
+from checkmate_tf.ir.graph import Graph
+from checkmate_tf.ir.plan import Compute, Plan
+from checkmate_tf.ir.verify import verify_plan
+
+RECOMPUTED = "/recompute_"
+FREE = "checkmate_tf_free_"
+
+
+@dataclasses.dataclass(frozen=True)
+class Emitted:
+    """A plan as something to call: `emitted(batch)` runs the step once and returns what the step returns.
+
+    nodes: names of the computations' nodes, in the order in which they run
+    """
+
+    function: Any
+    nodes: tuple[str, ...]
+    pack: Callable[[Sequence[tf.Tensor]], Any]
+    _config: bytes
+
+    def __call__(self, data: Any) -> Any:
+        outputs = tf.raw_ops.StatefulPartitionedCall(
+            args=[*flatten_batch(data), *self.function.captured_inputs], Tout=[tensor.dtype for tensor in self.function.outputs],
+            f=self.function, config_proto=self._config)
+        return self.pack(outputs)
+
+
+def emit(traced: Traced, graph: Graph, plan: Plan) -> Emitted:
+    """The function that runs `plan`, a plan for `graph`, which was extracted from `traced`."""
+    verify_plan(graph, plan)
+    writer = _Writer(traced)
+    for step in plan.steps:
+        if isinstance(step, Compute):
+            writer.compute(graph.ops[step.op].name)
+        elif graph.values[step.value].bytes > 0:
+            writer.free()
+    results = [writer.latest(name) for name in traced.results]
+    function = import_function(writer.graph_def, traced.arguments, traced.captures, results, writer.chain_end)
+    return Emitted(function, tuple(writer.nodes), traced.pack, private.config_without_optimizers())
+
+
+class _Writer:
+    """Appends nodes to a GraphDef while it remembers which copy of each node is the latest."""
+
+    def __init__(self, traced: Traced):
+        self.graph_def = GraphDef(library=traced.graph_def.library, versions=traced.graph_def.versions)
+        self.nodes: list[str] = []
+        self._templates = {node.name: node for node in traced.graph_def.node}
+        self._runs: dict[str, int] = {}
+        self._views: dict[str, dict[tuple[str, ...], str]] = {}
+        self._sources: set[str] = set()
+        self._chain: str | None = None
+
+    @property
+    def chain_end(self) -> list[str]:
+        """The node that runs last, as a list of at most one."""
+        return [self._chain] if self._chain is not None else []
+
+    def compute(self, name: str) -> None:
+        """One more run of this op."""
+        template = self._templates[name]
+        inputs = [self.latest(other) for other in template.input if not is_control(other)]
+        run = self._runs.get(name, -1) + 1
+        self._runs[name] = run
+        self._append(template, _run_name(name, run), inputs, chained=True)
+        self.nodes.append(_run_name(name, run))
+
+    def free(self) -> None:
+        """What is computed next waits until everything so far has run."""
+        if self._chain is not None and not self._chain.startswith(FREE):
+            node = self.graph_def.node.add(name=f"{FREE}{len(self.nodes)}", op="NoOp", input=["^" + self._chain])
+            self._chain = node.name
+
+    def latest(self, tensor: str) -> str:
+        """The tensor of this name as the latest runs left it."""
+        name, port = tensor_name(tensor)
+        template = self._templates.get(name)
+        if template is None:
+            return tensor
+        if name in self._runs:
+            return f"{_run_name(name, self._runs[name])}:{port}"
+        if template.op not in VIEWS:
+            self._source(template)
+            return f"{name}:{port}"
+        inputs = [self.latest(other) for other in template.input if not is_control(other)]
+        copies = self._views.setdefault(name, {})
+        if tuple(inputs) not in copies:
+            copies[tuple(inputs)] = _run_name(name, len(copies))
+            self._append(template, copies[tuple(inputs)], inputs, chained=False)
+        return f"{copies[tuple(inputs)]}:{port}"
+
+    def _source(self, template) -> None:
+        if template.name not in self._sources:
+            self._sources.add(template.name)
+            self._append(template, template.name, [], chained=False)
+
+    def _append(self, template, name: str, inputs: Sequence[str], chained: bool) -> None:
+        node = self.graph_def.node.add()
+        node.CopyFrom(template)
+        node.name = name
+        del node.input[:]
+        node.input.extend(inputs)
+        if chained:
+            if self._chain is not None:
+                node.input.append("^" + self._chain)
+            self._chain = name
+
+
+def _run_name(name: str, run: int) -> str:
+    return name if run == 0 else f"{name}{RECOMPUTED}{run}"

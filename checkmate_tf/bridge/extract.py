@@ -1,0 +1,247 @@
+"""From a traced step to the scheduling problem: which nodes are ops, which bytes they make, what must hold.
+
+Four sorts of nodes:
+
+- *sources*: constants and arguments. Always there; their bytes are resident.
+- *views*: Reshape, Identity and the like own no bytes. They are folded: who reads a view reads the value under it,
+  and emission copies the view with its reader.
+- *relays*: NoOps only carry control edges, which are followed through them (and through sources and views).
+- *ops*: everything else, reads of variables included. A read makes a value of no bytes (it aliases the
+  variable) and runs once.
+
+Statefulness is decided in `_once`, and nowhere else. A write of a variable overwrites the values that earlier
+reads of it made, so that no recomputation can see a mixture of old and new weights; where the step itself uses an
+old value after the write (a seed that is drawn and advanced), TensorFlow keeps a copy and nothing is overwritten.
+
+The ops come out in an order of their own: the order of tracing, but each op that frees at least as much as it makes
+runs as soon as it can. That puts every optimizer update right behind its gradient.
+"""
+
+import dataclasses
+import heapq
+from collections.abc import Iterable, Mapping
+
+import tensorflow as tf
+
+from checkmate_tf.bridge.trace import Traced, is_control, tensor_name
+from checkmate_tf.ir.errors import UnsupportedError
+from checkmate_tf.ir.graph import Graph, Op, Value
+from checkmate_tf.ir.verify import verify_graph
+
+VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient", "Bitcast"})
+SOURCES = frozenset({"Const", "Placeholder"})
+_READS = frozenset({"ReadVariableOp", "VariableShape", "ResourceGather", "ResourceGatherNd"})
+_UNSIZED = frozenset({tf.resource, tf.variant, tf.string})
+
+
+@dataclasses.dataclass
+class _Draft:
+    """An op while the graph is being built: values by name, everything mutable."""
+
+    name: str
+    kind: str
+    inputs: list[tuple[str, int]]
+    after: set[str]
+    sizes: list[tuple[int, tuple[int, ...], str]]
+    once: str | None
+    backward: bool
+    overwrites: list[tuple[str, int]] = dataclasses.field(default_factory=list)
+
+
+def extract(traced: Traced) -> Graph:
+    """The Graph of a traced step, without prices. Its resident bytes are variables, batch and constants.
+
+    Raises UnsupportedError for a value whose shape is not static, naming the op and the dimension.
+    """
+    drafts = _drafts(traced)
+    _add_overwrites(traced, drafts)
+    names = _schedule(drafts)
+    index_of = {name: index for index, name in enumerate(names)}
+    values: list[Value] = []
+    value_of: dict[tuple[str, int], int] = {}
+    for index, name in enumerate(names):
+        for port, (size, shape, dtype) in enumerate(drafts[name].sizes):
+            value_of[name, port] = len(values)
+            values.append(Value(len(values), index, port, size, shape, dtype))
+    ops = []
+    for index, name in enumerate(names):
+        draft = drafts[name]
+        inputs = tuple(dict.fromkeys(value_of[tensor] for tensor in draft.inputs))
+        producers = {values[value].producer for value in inputs}
+        after = tuple(sorted({index_of[other] for other in draft.after} - producers))
+        ops.append(Op(index, name, draft.kind, inputs,
+                      tuple(value_of[name, port] for port in range(len(draft.sizes))), after, once=draft.once,
+                      overwrites=tuple(value_of[tensor] for tensor in draft.overwrites), backward=draft.backward))
+    roots = Roots(traced)
+    results = {value_of[tensor] for name in traced.results for tensor in roots.of(name)}
+    return verify_graph(Graph(tuple(ops), tuple(values), tuple(sorted(results)), _resident_bytes(traced)))
+
+
+class Roots:
+    """Which values of ops lie under a tensor once views are looked through."""
+
+    def __init__(self, traced: Traced):
+        self._nodes = {node.name: node for node in traced.graph_def.node}
+        self._known: dict[str, tuple[tuple[str, int], ...]] = {}
+
+    def is_op(self, name: str) -> bool:
+        """Whether the node computes something: neither a source, nor a view, nor a relay."""
+        node = self._nodes.get(name)
+        return node is not None and node.op not in VIEWS and node.op not in SOURCES and node.op != "NoOp"
+
+    def of(self, tensor: str) -> tuple[tuple[str, int], ...]:
+        """(op name, port) of each value that must be there to have this tensor: none for a source."""
+        name, port = tensor_name(tensor)
+        if self.is_op(name):
+            return ((name, port),)
+        if name not in self._known:
+            node = self._nodes.get(name)
+            inputs = [other for other in node.input if not is_control(other)] if node is not None else []
+            self._known[name] = tuple(dict.fromkeys(root for other in inputs for root in self.of(other)))
+        return self._known[name]
+
+
+def _drafts(traced: Traced) -> dict[str, _Draft]:
+    """Every op in the order of tracing."""
+    roots = Roots(traced)
+    relayed: dict[str, frozenset[str]] = {}
+    drafts: dict[str, _Draft] = {}
+    for node in traced.graph_def.node:
+        after: set[str] = set()
+        for name in node.input:
+            source, _ = tensor_name(name.lstrip("^"))
+            if is_control(name):
+                after.update({source} if roots.is_op(source) else
+                             {*relayed.get(source, ()), *(op for op, _ in roots.of(source))})
+            elif not roots.is_op(source):
+                after.update(relayed.get(source, ()))
+        if not roots.is_op(node.name):
+            relayed[node.name] = frozenset(after)
+            continue
+        inputs = [root for name in node.input if not is_control(name) for root in roots.of(name)]
+        operation = traced.function.graph.get_operation_by_name(node.name)
+        backward = ("gradient_tape" in node.name or any(drafts[op].backward for op, _ in inputs))
+        drafts[node.name] = _Draft(node.name, node.op, inputs, after, [_size(tensor) for tensor in operation.outputs],
+                                   _once(operation), backward)
+    return drafts
+
+
+def _size(tensor: tf.Tensor) -> tuple[int, tuple[int, ...], str]:
+    """(bytes, shape, dtype) of an output; reads alias their variable and take none."""
+    dtype = tensor.dtype
+    if dtype in _UNSIZED:
+        return 0, (), dtype.name
+    if not tensor.shape.is_fully_defined():
+        unknown = ("its rank" if tensor.shape.rank is None else
+                   f"dimension {[i for i, size in enumerate(tensor.shape) if size is None][0]} of {tensor.shape}")
+        raise UnsupportedError(
+            f"Every shape in the step must be known before it runs; op {tensor.op.name!r} ({tensor.op.type}) leaves "
+            f"{unknown} open. Give the batch a fixed shape, and replace boolean masks and `where` without branches by "
+            f"fixed-size forms. Received: output {tensor.value_index} with shape {tensor.shape}")
+    shape = tuple(tensor.shape.as_list())
+    if tensor.op.type == "ReadVariableOp":
+        return 0, shape, dtype.name
+    return tensor.shape.num_elements() * dtype.size, shape, dtype.name
+
+
+def _once(operation: tf.Operation) -> str | None:
+    """Why an op must run exactly once, or None where it may run again on the same inputs."""
+    kind = operation.type
+    if not operation.op_def.is_stateful:
+        return None
+    if kind in _READS:
+        return "reads a variable"
+    if kind.startswith("Assign") or kind.startswith(("Resource", "Scatter")):
+        return "writes a variable"
+    if kind in ("While", "If", "Case", "StatefulPartitionedCall", "PartitionedCall"):
+        return "is control flow with state inside"
+    if kind.startswith(("Random", "Stateful", "Rng", "Multinomial", "TruncatedNormal", "ParameterizedTruncated")):
+        return "draws from a random state"
+    if kind in ("Assert", "Print", "PrintV2", "PyFunc", "EagerPyFunc", "PyFuncStateless") or "Summary" in kind:
+        return "has an effect outside of the graph"
+    if kind.startswith("Collective"):
+        return "takes part in a collective"
+    return "is stateful"
+
+
+def _add_overwrites(traced: Traced, drafts: Mapping[str, _Draft]) -> None:
+    """Says of each variable write which reads it makes stale, where every use of the read comes first."""
+    position = {name: index for index, name in enumerate(drafts)}
+    last_use: dict[str, int] = {}
+    for name, draft in drafts.items():
+        for op, _ in draft.inputs:
+            last_use[op] = position[name]
+    reads: dict[str, list[str]] = {}
+    nodes = {node.name: node for node in traced.graph_def.node}
+    for name, draft in drafts.items():
+        handles = {tensor.name for tensor in traced.function.graph.get_operation_by_name(name).inputs
+                   if tensor.dtype == tf.resource}
+        if nodes[name].op == "ReadVariableOp":
+            for handle in handles:
+                reads.setdefault(handle, []).append(name)
+        elif draft.once is not None and draft.kind not in _READS:
+            draft.overwrites = [(read, 0) for handle in sorted(handles) for read in reads.get(handle, ())
+                                if last_use.get(read, -1) <= position[name]]
+
+
+def _schedule(drafts: Mapping[str, _Draft]) -> list[str]:
+    """The order of tracing, with each op that frees at least what it makes moved up to where it can first run."""
+    position = {name: index for index, name in enumerate(drafts)}
+    readers: dict[tuple[str, int], set[str]] = {}
+    for name, draft in drafts.items():
+        for tensor in draft.inputs:
+            readers.setdefault(tensor, set()).add(name)
+    before = {name: {op for op, _ in draft.inputs} | draft.after for name, draft in drafts.items()}
+    for name, draft in drafts.items():
+        for tensor in draft.overwrites:
+            before[name] |= readers.get(tensor, set()) - {name}
+    followers: dict[str, list[str]] = {name: [] for name in drafts}
+    for name, others in before.items():
+        for other in others:
+            followers[other].append(name)
+    waiting = {name: len(others) for name, others in before.items()}
+    remaining = {tensor: len(names) for tensor, names in readers.items()}
+
+    def shrinks(name: str) -> bool:
+        made = sum(size for port, (size, _, _) in enumerate(drafts[name].sizes) if remaining.get((name, port), 0))
+        freed = sum(drafts[op].sizes[port][0] for op, port in set(drafts[name].inputs) if remaining[op, port] == 1)
+        return made <= freed
+
+    done: set[str] = set()
+    ready: list[tuple[int, str]] = []
+    at_once: list[tuple[int, str]] = []
+
+    def offer(names: Iterable[str]) -> None:
+        for name in names:
+            if waiting[name] == 0 and name not in done:
+                heapq.heappush(at_once if shrinks(name) else ready, (position[name], name))
+
+    offer(drafts)
+    order = []
+    while at_once or ready:
+        name = heapq.heappop(at_once or ready)[1]
+        if name in done:
+            continue
+        done.add(name)
+        order.append(name)
+        for other in followers[name]:
+            waiting[other] -= 1
+        offer(followers[name])
+        for tensor in set(drafts[name].inputs):
+            remaining[tensor] -= 1
+            if remaining[tensor] == 1:
+                offer(reader for reader in readers[tensor] if reader not in done)
+    return order
+
+
+def _resident_bytes(traced: Traced) -> int:
+    constants = sum(_constant_bytes(node) for node in traced.graph_def.node if node.op == "Const")
+    return traced.capture_bytes + traced.argument_bytes + constants
+
+
+def _constant_bytes(node) -> int:
+    tensor = node.attr["value"].tensor
+    dtype = tf.as_dtype(tensor.dtype)
+    if dtype in _UNSIZED:
+        return 0
+    return tf.TensorShape(tensor.tensor_shape).num_elements() * dtype.size

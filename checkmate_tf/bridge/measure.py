@@ -1,0 +1,219 @@
+"""Runs each distinct op of a step alone on this device, for its time and its scratch bytes.
+
+An op becomes a function of some copies of it in a chain of control edges, outputs dropped at once, so that starting
+the function costs little against the copies. Its scratch is the allocator's peak less the peak of merely
+allocating its outputs: the allocator may hand out more than is asked, and does so alike for both. Inputs that say shapes or axes get their true values, other integers zero, floats random
+numbers (a kernel may be faster on zeros).
+
+Ops that move little and compute little are modelled, as are ops on resources, whose effects must not happen.
+"""
+
+import os
+import platform
+import time
+import warnings
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from checkmate_tf.bridge import private
+from checkmate_tf.bridge.price import flops, moved_bytes, op_key, static_value
+from checkmate_tf.bridge.trace import GraphDef, Traced, import_function
+from checkmate_tf.ir.graph import Graph
+from checkmate_tf.profiles import OpCost, OpKey, Profile
+
+SMALL_BYTES = 1 << 19
+SMALL_FLOPS = 1 << 22
+_UNFEEDABLE = (tf.resource, tf.variant, tf.string)
+_CHAIN_SECONDS = 0.004
+_MOST_COPIES = 16
+
+
+def device_name() -> str:
+    """The device that TensorFlow computes on: "GPU:0" where there is one, else "CPU:0"."""
+    return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
+
+
+def device_description() -> str:
+    """The device in words that tell two machines apart."""
+    if device_name().startswith("GPU"):
+        details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])
+        return f"GPU {details.get('device_name', 'unknown')}"
+    threads = tf.config.threading.get_intra_op_parallelism_threads()
+    return f"CPU {_cpu_model()}, {len(tf.config.list_logical_devices('CPU'))} device, {threads or _cores()} threads"
+
+
+def measured_memory() -> tuple[int, int] | None:
+    """(current, peak) bytes of the device's allocator, or None where it keeps no statistics."""
+    try:
+        info = tf.config.experimental.get_memory_info(device_name())
+    except ValueError:
+        return None
+    return int(info["current"]), int(info["peak"])
+
+
+def reset_peak() -> None:
+    """Lets the allocator's peak start anew from what is held now; nothing where it keeps no statistics."""
+    if measured_memory() is not None:
+        tf.config.experimental.reset_memory_stats(device_name())
+
+
+def software() -> str:
+    """The TensorFlow that costs are measured with."""
+    return f"TensorFlow {tf.__version__}"
+
+
+def empty_profile() -> Profile:
+    """This device's rates, measured in a moment on a matrix product and a sum; no op yet."""
+    side = 1024
+    matrix = tf.random.stateless_uniform([side, side], [1, 2])
+    vector = tf.random.stateless_uniform([1 << 24], [1, 2])
+    multiply_seconds = _best_of(lambda: tf.matmul(matrix, matrix), 3)
+    add_seconds = _best_of(lambda: tf.add(vector, 1.0), 3)
+    source = "measured when the profile was made"
+    return Profile(device_description(), 2.0 * side ** 3 / multiply_seconds, 2 * 4 * (1 << 24) / add_seconds,
+                   launch_seconds=2e-6, software=software(),
+                   sources={"flops_per_second": source, "bytes_per_second": source,
+                            "launch_seconds": "an executor's time for an op without work, rounded"})
+
+
+def missing(traced: Traced, graph: Graph, profile: Profile) -> dict[OpKey, tf.Operation]:
+    """The distinct ops that are worth measuring and that the profile does not know, by key."""
+    found: dict[OpKey, tf.Operation] = {}
+    for op in graph.ops:
+        operation = traced.function.graph.get_operation_by_name(op.name)
+        if op.once is not None or any(tensor.dtype in _UNFEEDABLE for tensor in (*operation.inputs, *operation.outputs)):
+            continue
+        if moved_bytes(operation) < SMALL_BYTES and flops(operation) < SMALL_FLOPS:
+            continue
+        key = op_key(traced, operation)
+        if key not in profile.costs:
+            found.setdefault(key, operation)
+    return found
+
+
+def measure(traced: Traced, operations: dict[OpKey, tf.Operation],
+            progress: Callable[[int, int], None] = lambda done, total: None) -> dict[OpKey, OpCost]:
+    """The cost of each of these ops; one whose kernel refuses made-up inputs is left out, with a warning."""
+    costs = {}
+    refused = []
+    for done, (key, operation) in enumerate(operations.items()):
+        progress(done, len(operations))
+        try:
+            costs[key] = _measure_one(traced, operation)
+        except tf.errors.OpError as error:
+            refused.append(f"{operation.name} ({operation.type}: {error.message[:60]})")
+    progress(len(operations), len(operations))
+    if refused:
+        warnings.warn(f"{len(refused)} ops could not be run alone and are modelled instead: {', '.join(refused[:3])}",
+                      stacklevel=2)
+    return costs
+
+
+def _measure_one(traced: Traced, operation: tf.Operation) -> OpCost:
+    feeds = [_made_up(tensor) for tensor in operation.inputs if static_value(tensor) is None]
+    single = _chain(traced, operation, 1)
+    single(feeds)
+    started = time.perf_counter()
+    used_bytes = _peak_bytes(lambda: single(feeds))
+    seconds = time.perf_counter() - started
+    scratch_bytes = 0
+    if used_bytes > 0:
+        empty = _allocate(operation)
+        empty()
+        scratch_bytes = max(0, used_bytes - _peak_bytes(empty))
+    copies = int(min(_MOST_COPIES, _CHAIN_SECONDS / max(seconds, 1e-6)))
+    if copies >= 2:
+        chain = _chain(traced, operation, copies)
+        chain(feeds)
+        seconds = _best_of(lambda: chain(feeds), 2) / copies
+    return OpCost(seconds, scratch_bytes, measured=True)
+
+
+def _peak_bytes(run: Callable[[], object]) -> int:
+    """What a run adds to the allocator's peak; 0 where it keeps no statistics."""
+    before = measured_memory()
+    if before is None:
+        return 0
+    reset_peak()
+    run()
+    return measured_memory()[1] - before[0]
+
+
+def _allocate(operation: tf.Operation) -> Callable[[], object]:
+    """A function that allocates the op's outputs and computes nothing."""
+    def body():
+        outputs = [tf.raw_ops.Empty(shape=tensor.shape.as_list(), dtype=tensor.dtype) for tensor in operation.outputs]
+        with tf.control_dependencies(outputs):
+            return tf.constant(0)
+    function = tf.compat.v1.wrap_function(body, [])
+    config = private.config_without_optimizers()
+    return lambda: tf.raw_ops.StatefulPartitionedCall(args=[], Tout=[tf.int32], f=function, config_proto=config)
+
+
+def _chain(traced: Traced, operation: tf.Operation, copies: int) -> Callable[[Sequence[tf.Tensor]], object]:
+    """A function that runs the op so often, one after the other, and returns nothing."""
+    graph_def = GraphDef(library=traced.graph_def.library, versions=traced.graph_def.versions)
+    inputs, arguments = [], []
+    for position, tensor in enumerate(operation.inputs):
+        name = f"input_{position}"
+        value = static_value(tensor)
+        if value is None:
+            arguments.append((name, tf.TensorSpec(tensor.shape, tensor.dtype)))
+        else:
+            node = graph_def.node.add(name=name, op="Const")
+            node.attr["dtype"].type = tensor.dtype.as_datatype_enum
+            node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, tensor.dtype))
+        inputs.append(f"{name}:0")
+    for copy in range(copies):
+        node = graph_def.node.add()
+        node.CopyFrom(operation.node_def)
+        node.name = f"copy_{copy}"
+        del node.input[:]
+        node.input.extend(inputs + ([f"^copy_{copy - 1}"] if copy else []))
+    function = import_function(graph_def, arguments, (), (), [f"copy_{copies - 1}"])
+    config = private.config_without_optimizers()
+    return lambda feeds: tf.raw_ops.StatefulPartitionedCall(args=list(feeds), Tout=[tf.int32], f=function,
+                                                            config_proto=config)
+
+
+def _made_up(tensor: tf.Tensor) -> tf.Tensor:
+    if tensor.dtype.is_floating or tensor.dtype.is_complex:
+        return tf.cast(tf.random.stateless_uniform(tensor.shape, [3, 4], 0.5, 1.5), tensor.dtype)
+    return tf.zeros(tensor.shape, tensor.dtype)
+
+
+def _best_of(run: Callable[[], object], times: int) -> float:
+    seconds = []
+    for _ in range(times + 1):
+        started = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - started)
+    return float(np.min(seconds[1:]))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def _cpu_model() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            fields = dict(line.split(":", 1) for line in file.read().split("\n\n")[0].splitlines() if ":" in line)
+        fields = {name.strip(): value.strip() for name, value in fields.items()}
+        return f"{fields['model name']} family {fields['cpu family']} model {fields['model']}"
+    except (OSError, KeyError):
+        return platform.processor() or platform.machine()
+
+
+def memory_limit() -> int | None:
+    """The bytes that TensorFlow's allocator on this device may hand out, or the machine's memory on an unlimited CPU."""
+    if device_name().startswith("GPU"):
+        return private.device_memory_limit(device_name())
+    if os.environ.get("TF_CPU_ALLOCATOR_USE_BFC", "").lower() in ("1", "true") and "TF_CPU_BFC_MEM_LIMIT_IN_MB" in os.environ:
+        return int(os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"]) << 20
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None

@@ -1,0 +1,71 @@
+"""The one door to what TensorFlow does not export, with the reason for each; nothing else imports such names.
+
+| function | needs | because |
+|---|---|---|
+| optimize | grappler.tf_optimizer, rewriter_config_pb2 | Grappler must run *before* a plan is made and never after |
+| export_graphs | eager.context | what the runtime really executes is not to be had through any public call |
+| device_memory_limit | client.device_lib | a GPU's limit is not in its public details |
+| handle_bytes | a handle's `_handle_data` | the shape of the variable that a resource handle points to |
+"""
+
+import contextlib
+from collections.abc import Sequence
+
+import tensorflow as tf
+from tensorflow.core.protobuf import rewriter_config_pb2
+from tensorflow.python.client import device_lib
+from tensorflow.python.eager import context
+from tensorflow.python.grappler import tf_optimizer
+
+
+def optimize(graph: tf.Graph, graph_def: tf.compat.v1.GraphDef, keep: Sequence[str]) -> tf.compat.v1.GraphDef:
+    """The nodes after Grappler, its usual passes but for the ones that trade memory by themselves.
+
+    graph: where the nodes are from, for its function library; graph_def: the nodes; keep: names of the nodes that must survive: inputs, outputs, control outputs
+    """
+    meta_graph = tf.compat.v1.train.export_meta_graph(graph_def=graph_def, graph=graph)
+    meta_graph.collection_def["train_op"].node_list.value.extend(keep)
+    config = tf.compat.v1.ConfigProto()
+    rewrite = config.graph_options.rewrite_options
+    # The default turns AddN into a stateful TemporaryVariable, which could not be recomputed.
+    rewrite.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
+    rewrite.min_graph_nodes = -1
+    rewrite.fail_on_optimizer_errors = False
+    return tf_optimizer.OptimizeGraph(config, meta_graph, verbose=False)
+
+
+def config_without_optimizers() -> bytes:
+    """A ConfigProto, serialized, under which a function runs exactly as it was written."""
+    config = tf.compat.v1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    config.graph_options.optimizer_options.opt_level = tf.compat.v1.OptimizerOptions.L0
+    return config.SerializeToString()
+
+
+@contextlib.contextmanager
+def export_graphs():
+    """Within it, functions called for the first time leave the graphs that TensorFlow will execute in the list."""
+    graphs: list = []
+    eager = context.context()
+    eager.enable_graph_collection()
+    try:
+        yield graphs
+        metadata = eager.export_run_metadata()
+        if metadata is not None:
+            graphs.extend(metadata.function_graphs)
+    finally:
+        eager.disable_graph_collection()
+
+
+def handle_bytes(handle: tf.Tensor) -> int:
+    """The bytes of the variable behind a resource handle; 0 for other resources (tables, generators)."""
+    data = handle._handle_data
+    if data is None or not data.is_set:
+        return 0
+    return sum(tf.TensorShape(entry.shape).num_elements() * tf.as_dtype(entry.dtype).size
+               for entry in data.shape_and_type if tf.TensorShape(entry.shape).is_fully_defined())
+
+
+def device_memory_limit(name: str) -> int | None:
+    """The limit of a device's allocator, such as of "GPU:0"."""
+    return next((device.memory_limit for device in device_lib.list_local_devices() if device.name.endswith(name)), None)

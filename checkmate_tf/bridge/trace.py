@@ -1,0 +1,240 @@
+"""From a training step to one optimised TensorFlow graph: traced once, put through Grappler once, kept.
+
+From here on the `Traced` graph is the truth. Extraction reads it, plans name its ops, emission copies its nodes.
+Nothing traces again: a plan made on one trace and applied to another is how such tools go wrong.
+
+Sums of three or more values (`AddN`) become chains of `AddV2`: the kernel of AddN adds in an order that depends on
+which buffers it may reuse, so its last bits change with the liveness that a plan changes.
+"""
+
+import dataclasses
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate_tf.bridge import private
+from checkmate_tf.ir.errors import UnsupportedError
+
+GraphDef = tf.compat.v1.GraphDef
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """A step as one optimised graph, with all that is needed to call it.
+
+    graph_def: the nodes, placeholders left out, in a topological order that follows the order of tracing
+    arguments: (name, spec) of each flat tensor argument
+    captures: (name, tensor) of what the step closes over: variables' handles and eager tensors
+    results: names of the tensors it returns, flat;  pack: puts them back into the step's own structure
+    controls: names of nodes that must run for their effects
+    function: the same as a concrete function, whose graph has every static shape
+    """
+
+    graph_def: GraphDef
+    arguments: tuple[tuple[str, tf.TensorSpec], ...]
+    captures: tuple[tuple[str, tf.Tensor], ...]
+    results: tuple[str, ...]
+    controls: tuple[str, ...]
+    pack: Callable[[Sequence[tf.Tensor]], Any]
+    function: Any
+
+    @property
+    def argument_bytes(self) -> int:
+        """The bytes of the batch."""
+        return sum(spec.shape.num_elements() * spec.dtype.size for _, spec in self.arguments)
+
+    @property
+    def capture_bytes(self) -> int:
+        """The bytes of what the step closes over: every variable, each once, and captured tensors."""
+        return sum(bytes_behind(tensor) for _, tensor in self.captures)
+
+
+def flatten_batch(data: Any) -> list[tf.Tensor]:
+    """The tensors of a batch in the order in which a traced step takes them; None leaves are left out."""
+    leaves = tf.nest.flatten(data, expand_composites=True)
+    return [tf.convert_to_tensor(leaf) for leaf in leaves if leaf is not None]
+
+
+def batch_specs(data: Any) -> Any:
+    """The batch with each tensor or array replaced by its spec; specs and None stay."""
+    def spec(leaf):
+        if leaf is None or isinstance(leaf, tf.TypeSpec):
+            return leaf
+        return tf.type_spec_from_value(leaf if tf.is_tensor(leaf) else tf.convert_to_tensor(leaf))
+    return tf.nest.map_structure(spec, data)
+
+
+def trace(function: Callable, specs: Any) -> Traced:
+    """Traces `function(data)` on these specs, runs Grappler on the result, and keeps both in one `Traced`.
+
+    Raises UnsupportedError when a spec has an unknown dimension.
+    """
+    for leaf in tf.nest.flatten(specs, expand_composites=True):
+        if leaf is not None and not leaf.shape.is_fully_defined():
+            raise UnsupportedError("The shapes of a batch must be fully known, the batch dimension included, to plan its "
+                                   f"memory. Received: {leaf}")
+    concrete = tf.function(function, autograph=False).get_concrete_function(specs)
+    graph = concrete.graph
+    arguments = len(graph.inputs) - len(graph.internal_captures)
+    placeholders = [tensor.op.name for tensor in graph.inputs]
+    controls = [op.name for op in graph.control_outputs]
+    keep = [*(f"{name}:0" for name in placeholders), *(tensor.name for tensor in graph.outputs), *controls]
+    graph_def = private.optimize(graph, _fold_shapes(graph), keep)
+    created = {op.name: position for position, op in enumerate(graph.get_operations())}
+    graph_def = _in_order(_chain_sums(_strip(graph_def, set(placeholders))), created, set(placeholders))
+    captures = tuple(zip(placeholders[arguments:], concrete.captured_inputs))
+    results = tuple(tensor.name for tensor in graph.outputs)
+    named = tuple((name, tf.TensorSpec(tensor.shape, tensor.dtype))
+                  for name, tensor in zip(placeholders[:arguments], graph.inputs))
+    imported = import_function(graph_def, named, captures, results, controls)
+    return Traced(graph_def, named, captures, results, tuple(controls), _packer(concrete), imported)
+
+
+def import_function(graph_def: GraphDef, arguments: Sequence[tuple[str, tf.TensorSpec]],
+                    captures: Sequence[tuple[str, tf.Tensor]], results: Sequence[str], controls: Sequence[str]):
+    """A concrete function of these nodes: arguments fed, captures captured, controls run before it returns.
+
+    Without results it returns a zero, since TensorFlow prunes a function that returns nothing to nothing. No automatic control dependencies are added: the order is the one that the nodes' own edges give.
+    """
+    def body(*tensors):
+        graph = tf.compat.v1.get_default_graph()
+        feeds = {f"{name}:0": tensor for (name, _), tensor in zip(arguments, tensors)}
+        feeds |= {f"{name}:0": graph.capture(tensor) for name, tensor in captures}
+        direct = {name: feeds[name] for name in results if name in feeds}
+        fetched = [name for name in results if name not in direct]
+        found = tf.graph_util.import_graph_def(graph_def, input_map=feeds, return_elements=[*fetched, *controls], name="")
+        by_name = dict(zip([*fetched, *controls], found)) | direct
+        with tf.control_dependencies([by_name[name] for name in controls]):
+            return [tf.identity(by_name[name]) for name in results] or [tf.constant(0)]
+
+    specs = [tf.TensorSpec(spec.shape, spec.dtype, name=f"argument_{position}")
+             for position, (_, spec) in enumerate(arguments)]
+    return tf.compat.v1.wrap_function(body, specs)
+
+
+def bytes_behind(tensor: tf.Tensor) -> int:
+    """The bytes of a captured tensor, or of the variable that a captured handle points to."""
+    if tensor.dtype == tf.resource:
+        return private.handle_bytes(tensor)
+    return tensor.shape.num_elements() * tensor.dtype.size if tensor.shape.is_fully_defined() else 0
+
+
+def tensor_name(name: str) -> tuple[str, int]:
+    """("node", port) of a data input as GraphDefs write it: "node", or "node:1"."""
+    node, _, port = name.partition(":")
+    return node, int(port or 0)
+
+
+def is_control(name: str) -> bool:
+    """Whether an input of a NodeDef is a control edge."""
+    return name.startswith("^")
+
+
+def _packer(concrete) -> Callable[[Sequence[tf.Tensor]], Any]:
+    structure = concrete.structured_outputs
+
+    def pack(flat: Sequence[tf.Tensor]) -> Any:
+        remaining = iter(flat)
+        leaves = [next(remaining) if tf.is_tensor(leaf) else leaf
+                  for leaf in tf.nest.flatten(structure, expand_composites=True)]
+        return tf.nest.pack_sequence_as(structure, leaves, expand_composites=True)
+    return pack
+
+
+def _fold_shapes(graph: tf.Graph) -> GraphDef:
+    """The graph's nodes, with shapes that are known already as constants.
+
+    Grappler does not know the shapes of variables, and would leave an op such as a filter's gradient waiting for
+    a value of which only the shape matters.
+    """
+    graph_def = graph.as_graph_def(add_shapes=True)
+    renamed: dict[str, str] = {}
+    folded = GraphDef(library=graph_def.library, versions=graph_def.versions)
+    for node in graph_def.node:
+        operation = graph.get_operation_by_name(node.name)
+        if node.op not in ("Shape", "ShapeN") or not all(tensor.shape.is_fully_defined() for tensor in operation.inputs):
+            folded.node.append(node)
+            continue
+        for port, (given, made) in enumerate(zip(operation.inputs, operation.outputs)):
+            name = node.name if port == 0 else f"{node.name}/shape_{port}"
+            constant = folded.node.add(name=name, op="Const", device=node.device)
+            constant.attr["dtype"].type = made.dtype.as_datatype_enum
+            constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(given.shape.as_list(), made.dtype))
+            renamed[f"{node.name}:{port}"] = name
+    for node in folded.node:
+        for position, name in enumerate(node.input):
+            node.input[position] = renamed.get(name, name)
+    return folded
+
+
+def _strip(graph_def: GraphDef, placeholders: set[str]) -> GraphDef:
+    """Without placeholders, and without notes to the runtime that would be wrong on a copy."""
+    kept = GraphDef(library=graph_def.library, versions=graph_def.versions)
+    for node in graph_def.node:
+        if node.name in placeholders:
+            continue
+        for attribute in ("_class", "_output_shapes", "_xla_inferred_shapes"):
+            node.attr.pop(attribute, None)
+        # A placeholder runs before everything, so waiting for one says nothing.
+        inputs = [name for name in node.input if not (is_control(name) and name[1:] in placeholders)]
+        del node.input[:]
+        node.input.extend(inputs)
+        kept.node.append(node)
+    return kept
+
+
+def _chain_sums(graph_def: GraphDef) -> GraphDef:
+    """AddN of three or more numbers as a chain of AddV2, left to right, the last under the old name."""
+    chained = GraphDef(library=graph_def.library, versions=graph_def.versions)
+    for node in graph_def.node:
+        data = [name for name in node.input if not is_control(name)]
+        dtype = tf.as_dtype(node.attr["T"].type) if node.op == "AddN" else None
+        if dtype is None or len(data) < 3 or not (dtype.is_floating or dtype.is_integer or dtype.is_complex):
+            chained.node.append(node)
+            continue
+        controls = [name for name in node.input if is_control(name)]
+        total = data[0]
+        for position, term in enumerate(data[1:], start=1):
+            last = position == len(data) - 1
+            link = chained.node.add(name=node.name if last else f"{node.name}/sum_{position}", op="AddV2",
+                                    device=node.device, input=[total, term, *(controls if position == 1 else [])])
+            link.attr["T"].CopyFrom(node.attr["T"])
+            total = link.name
+    return chained
+
+
+def _in_order(graph_def: GraphDef, created: Mapping[str, int], placeholders: set[str]) -> GraphDef:
+    """The nodes in the topological order closest to the order of tracing.
+
+    A node that Grappler made takes the place of its name's longest known prefix, or of its first consumer.
+    """
+    nodes = {node.name: node for node in graph_def.node}
+    waiting = {}
+    followers: dict[str, list[str]] = {name: [] for name in nodes}
+    for node in graph_def.node:
+        inputs = {tensor_name(name.lstrip("^"))[0] for name in node.input} - placeholders
+        waiting[node.name] = len(inputs)
+        for name in inputs:
+            followers[name].append(node.name)
+    place = {name: created.get(name) for name in nodes}
+    for name in nodes:
+        prefix = name
+        while place[name] is None and "/" in prefix:
+            prefix = prefix.rpartition("/")[0]
+            place[name] = created.get(prefix)
+        if place[name] is None:
+            place[name] = min((created[other] for other in followers[name] if other in created), default=len(created))
+    position = {node.name: i for i, node in enumerate(graph_def.node)}
+    ready = [(place[name], position[name], name) for name, count in waiting.items() if count == 0]
+    heapq.heapify(ready)
+    ordered = GraphDef(library=graph_def.library, versions=graph_def.versions)
+    while ready:
+        name = heapq.heappop(ready)[2]
+        ordered.node.append(nodes[name])
+        for other in followers[name]:
+            waiting[other] -= 1
+            if waiting[other] == 0:
+                heapq.heappush(ready, (place[other], position[other], other))
+    return ordered

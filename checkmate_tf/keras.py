@@ -1,0 +1,250 @@
+"""What hangs on a Keras model after `checkmate_tf.compile`: a train function that plans each new batch shape.
+
+Keras asks the model for `make_train_function()` at the start of `fit`, and calls the result once per execution with an
+iterator. Ours takes the batch from the iterator, looks at its concrete shapes, and runs the step planned for them;
+the first batch of a shape is traced and planned there and then. `model.compile()` clears Keras's
+train function, which tells us to plan afresh.
+
+If anything goes wrong before the first planned step has run, the model is restored to plain Keras and the error goes on.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import threading
+from typing import Any
+
+import tensorflow as tf
+from checkmate_tf import planning
+from checkmate_tf.bridge import measure
+from checkmate_tf.bridge.emit import Emitted, emit
+from checkmate_tf.bridge.trace import batch_specs
+from checkmate_tf.ir.errors import InfeasibleBudgetError, PlanError
+from checkmate_tf.ir.graph import Graph
+from checkmate_tf.ir.plan import plan_from_order
+from checkmate_tf.ir.simulate import simulate
+from checkmate_tf.ir.units import format_bytes
+from checkmate_tf.ir.verify import verify_plan
+from checkmate_tf.planning import Prepared
+from checkmate_tf.report import MemoryEstimate, Narrator, plan_table
+from checkmate_tf.solvers import Limits, Solution, Status
+
+_REPLANS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What `compile` was given."""
+
+    budget: Any
+    solver: Any
+    time_limit: float
+    profile: Any
+    verbose: Any
+
+
+@dataclasses.dataclass
+class _Step:
+    """A planned step for one set of batch shapes."""
+
+    prepared: Prepared
+    solution: Solution
+    run: Emitted
+    withheld_bytes: int | None = None
+    replans: int = 0
+    checked: bool = False
+
+
+class Checkmate:
+    """`model.checkmate`: the plan that the model trains under, and what was measured.
+
+    solution: the plan for the largest batch so far, None before the first batch
+    estimate: what the step needs without any plan, None before the first batch
+    measured_peak_bytes: the allocator's peak of a first step under its present plan; None before, and on devices
+        without allocator statistics
+    """
+
+    def __init__(self, model, settings: Settings):
+        self.settings = settings
+        self.solution: Solution | None = None
+        self.estimate: MemoryEstimate | None = None
+        self.measured_peak_bytes: int | None = None
+        self._model = model
+        self._steps: dict[tuple, _Step] = {}
+        self._lock = threading.RLock()
+
+    def summary(self) -> None:
+        """Prints the plan: budget, residents, peaks, what is recomputed, and how good the plan is."""
+        Narrator(1).show(self._table())
+
+    def make_train_function(self, force: bool = False) -> None:
+        """Takes the place of the model's own method of this name."""
+        if self._model.train_function is not None and not force:
+            return
+        self._steps.clear()
+        planning.check_model(self._model)
+        if self._model.jit_compile:
+            Narrator(self.settings.verbose).say(
+                "jit_compile=True is ignored: XLA merges recomputed values and reorders the step, so a planned step runs without it.")
+        self._model.train_function = self._train_function
+
+    def _train_function(self, iterator) -> Any:
+        outputs = None
+        for _ in range(self._model.steps_per_execution):
+            try:
+                data = next(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                if outputs is None:
+                    raise StopIteration from None
+                break
+            outputs = self._run(_without_optionals(data))
+        return outputs
+
+    def _run(self, data: Any) -> Any:
+        specs = batch_specs(data)
+        key = (_structure(specs), tuple(tf.nest.flatten(specs, expand_composites=True)))
+        step = self._steps.get(key)
+        if step is None:
+            with self._lock:
+                step = self._steps.get(key) or self._plan(key, data, specs)
+        if step.checked:
+            return step.run(data)
+        with self._lock:
+            return self._run_and_check(step, data)
+
+    def _plan(self, key: tuple, data: Any, specs: Any) -> _Step:
+        with _restored_on_failure(self._model, unless=bool(self._steps)):
+            narrator = Narrator(self.settings.verbose)
+            with narrator:
+                planning.build(self._model, data)
+                prepared = planning.prepare(self._model, specs, self.settings.profile, narrator.stage, batch_is_there=True)
+                solution = self._same_plan(prepared) or self._solve(prepared, narrator, None)
+                narrator.stage("writing the step")
+                step = _Step(prepared, solution, emit(prepared.traced, prepared.graph, solution.plan))
+            is_main = self.solution is None or prepared.base.peak_bytes >= self.estimate.keep_all_peak_bytes
+            self._steps[key] = step
+            if is_main:
+                self.solution, self.measured_peak_bytes = solution, None
+                self.estimate = MemoryEstimate.of(prepared)
+                narrator.show(self._table())
+        return step
+
+    def _solve(self, prepared: Prepared, narrator: Narrator, withheld_bytes: int | None) -> Solution:
+        settings = self.settings
+        if isinstance(settings.budget, Solution):
+            return _given(settings.budget, prepared)
+        narrator.stage("solving")
+        return planning.solve_within(prepared, planning.budget_in_bytes(settings.budget, prepared.base),
+                                     planning.get_solver(settings.solver), Limits(seconds=settings.time_limit),
+                                     functools.partial(narrator.solving, prepared.base.seconds), withheld_bytes)
+
+    def _same_plan(self, prepared: Prepared) -> Solution | None:
+        """The plan of an earlier shape, where this graph has the same ops and the plan fits its budget."""
+        if isinstance(self.settings.budget, float):
+            return None
+        for step in self._steps.values():
+            carried = _carry(step, prepared)
+            if carried is not None and carried.peak_bytes <= carried.budget_bytes:
+                return carried
+        return None
+
+    def _run_and_check(self, step: _Step, data: Any) -> Any:
+        """Runs a step whose peak is not known yet, reads the peak, and plans again if it is above the budget."""
+        measure.reset_peak()
+        outputs = step.run(data)
+        memory = measure.measured_memory()
+        step.checked = True
+        if memory is None:
+            return outputs
+        peak_bytes, budget_bytes = memory[1], step.solution.budget_bytes
+        if step.solution is self.solution:
+            self.measured_peak_bytes = peak_bytes
+        if peak_bytes > budget_bytes and not isinstance(self.settings.budget, Solution):
+            self._plan_again(step, peak_bytes)
+        return outputs
+
+    def _plan_again(self, step: _Step, peak_bytes: int) -> None:
+        old, narrator = step.solution, Narrator(self.settings.verbose)
+        over_bytes = peak_bytes - old.budget_bytes
+        target_bytes = min(old.peak_bytes, old.budget_bytes - (step.withheld_bytes or 0)) - over_bytes
+        step.withheld_bytes = old.budget_bytes - target_bytes
+        step.replans += 1
+        narrator.say(f"The first step's peak was {format_bytes(peak_bytes)}, {format_bytes(over_bytes)} above the budget: the allocator "
+                     f"took more than simulated. Planning again for {format_bytes(target_bytes)}.")
+        if step.replans > _REPLANS:
+            raise planning.infeasible(step.prepared, old.budget_bytes, step.withheld_bytes)
+        with narrator:
+            solution = self._solve(step.prepared, narrator, step.withheld_bytes)
+            run = emit(step.prepared.traced, step.prepared.graph, solution.plan)
+        if old is self.solution:
+            self.solution = solution
+        step.solution, step.run, step.checked = solution, run, False
+
+    def _table(self):
+        return plan_table(self.settings.budget, self.solution, self.estimate, self.measured_peak_bytes)
+
+
+def install(model, settings: Settings) -> None:
+    """Hangs a Checkmate with these settings on the model; plans are made at the first batch."""
+    model.checkmate = Checkmate(model, settings)
+    model.make_train_function = model.checkmate.make_train_function
+    model.train_function = None
+
+
+def restore(model) -> None:
+    """Takes it off again: the model trains as plain Keras does."""
+    for name in ("make_train_function", "checkmate"):
+        if name in vars(model):
+            delattr(model, name)
+    model.train_function = None
+
+
+@contextlib.contextmanager
+def _restored_on_failure(model, unless: bool):
+    try:
+        yield
+    except BaseException:
+        if not unless:
+            restore(model)
+        raise
+
+
+def _given(solution: Solution, prepared: Prepared) -> Solution:
+    """A saved solution for this very step, judged anew against what is resident now."""
+    verify_plan(prepared.graph, solution.plan)
+    timeline = simulate(prepared.graph, solution.plan)
+    if timeline.peak_bytes > solution.budget_bytes:
+        raise planning.infeasible(prepared, solution.budget_bytes)
+    return dataclasses.replace(solution, timeline=timeline, base_seconds=prepared.base.seconds,
+                               base_peak_bytes=prepared.base.peak_bytes,
+                               bound_seconds=min(max(solution.bound_seconds, prepared.base.seconds), timeline.seconds))
+
+
+def _carry(step: _Step, prepared: Prepared) -> Solution | None:
+    """The step's plan on another graph of the same ops, or None where the ops are not the same."""
+    old, new = step.prepared.graph, prepared.graph
+    index_of = {op.name: op.index for op in new.ops}
+    if [(op.name, op.kind, op.once) for op in sorted(old.ops, key=_by_name)] != [
+            (op.name, op.kind, op.once) for op in sorted(new.ops, key=_by_name)]:
+        return None
+    try:
+        plan = verify_plan(new, plan_from_order(new, [index_of[old.ops[op].name] for op in step.solution.plan.order]))
+    except PlanError:
+        return None
+    timeline = simulate(new, plan)
+    return dataclasses.replace(step.solution, plan=plan, timeline=timeline, base_seconds=prepared.base.seconds,
+                               base_peak_bytes=prepared.base.peak_bytes, bound_seconds=prepared.base.seconds,
+                               status=Status.FEASIBLE)
+
+
+def _by_name(op) -> str:
+    return op.name
+
+
+def _structure(specs: Any) -> str:
+    return str(tf.nest.map_structure(lambda spec: 0, specs))
+
+
+def _without_optionals(data: Any) -> Any:
+    """Keras hands out an empty Optional for a part of the batch that is missing."""
+    return tf.nest.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, data)

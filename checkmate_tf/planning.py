@@ -1,0 +1,267 @@
+"""From a model and one batch to a solved plan: what `compile`, `plan` and `estimate` share.
+
+    build(model, data)            variables, slots and metric states exist
+    prepare(model, specs, ...)    Prepared: the traced step and its priced graph, with what is resident
+    budget_bytes(budget, ...)     "2GB", 0.6, "auto" -> bytes
+    solve_within(prepared, ...)   Solution, or InfeasibleBudgetError with floor, cause and remedies
+
+The allocator hands out whole chunks, which can be larger than what was asked for. Plans are therefore first made for the
+budget less an allowance (`ALLOWANCE` of what is not resident), and for the budget itself when nothing fits that.
+"""
+
+import dataclasses
+import gc
+import hashlib
+import os
+import pathlib
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from checkmate_tf import profiles, solvers
+from checkmate_tf.bridge import measure
+from checkmate_tf.bridge.extract import extract
+from checkmate_tf.bridge.price import price
+from checkmate_tf.bridge.trace import Traced, batch_specs, trace
+from checkmate_tf.ir.errors import BudgetError, InfeasibleBudgetError, ProfileError, UnsupportedError
+from checkmate_tf.ir.graph import Graph
+from checkmate_tf.ir.simulate import Timeline, keep_all_timeline, structural_floor
+from checkmate_tf.ir.units import format_bytes, parse_bytes
+from checkmate_tf.profiles import Profile
+from checkmate_tf.solvers import Limits, Solution, Solver
+
+ALLOWANCE = 0.08
+DEVICE_MARGIN = 0.05
+_MINIMUM_SEARCH_STEPS = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Residents:
+    """Bytes that are held during the whole step, whatever the plan."""
+
+    weights: int
+    optimizer: int
+    other_variables: int
+    batch: int
+    elsewhere: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.optimizer + self.other_variables + self.batch + self.elsewhere
+
+    def rows(self) -> dict[str, int]:
+        """Label -> bytes, for tables and error texts; rows that are always there first."""
+        rows = {"weights": self.weights, "optimizer slots": self.optimizer, "other variables and constants": self.other_variables,
+                "batch": self.batch}
+        return rows | ({"other tensors on the device": self.elsewhere} if self.elsewhere else {})
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A step ready to be planned: what TensorFlow will run, the scheduling problem, and what is resident."""
+
+    traced: Traced
+    graph: Graph
+    residents: Residents
+    base: Timeline
+    profile: Profile
+
+
+def build(model, data: Any) -> None:
+    """Creates whatever variables the model, its optimizer, metrics and losses still lack."""
+    specs = batch_specs(data)
+    model._symbolic_build(data_batch=specs)
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+
+
+def prepare(model, specs: Any, profile: Profile | str, narrate: Callable[[str], None], batch_is_there: bool) -> Prepared:
+    """Traces the model's training step on these specs and prices its graph.
+
+    batch_is_there: whether the batch is among the bytes that the allocator already counts
+    """
+    narrate("tracing the training step")
+    traced = trace(model.train_step, specs)
+    graph = extract(traced)
+    profile = _profile(profile, traced, graph, narrate)
+    graph = price(traced, graph, profile)
+    residents = _residents(model, traced, graph, batch_is_there)
+    graph = dataclasses.replace(graph, resident_bytes=residents.total)
+    return Prepared(traced, graph, residents, keep_all_timeline(graph), profile)
+
+
+def check_budget(budget: Any) -> None:
+    """Raises BudgetError for what cannot be a budget, without knowing the model."""
+    if isinstance(budget, Solution) or budget == "auto":
+        return
+    if isinstance(budget, str):
+        parse_bytes(budget)
+        return
+    if isinstance(budget, bool) or not isinstance(budget, (int, float)):
+        raise BudgetError('A budget is bytes (an int), a text with a unit ("2GB"), a fraction of the keep-everything peak '
+                          f'(a float in (0, 1]), "auto", or a Solution. Received: {budget!r}')
+    if isinstance(budget, float) and not 0 < budget <= 1:
+        raise BudgetError("A budget given as a float is a fraction of the keep-everything peak, in (0, 1]; give bytes as an int "
+                          f'or with a unit ("2GB"). Received: {budget!r}')
+    if budget <= 0:
+        raise BudgetError(f"A budget must be positive. Received: {budget!r}")
+
+
+def budget_in_bytes(budget: Any, base: Timeline) -> int:
+    """The budget in bytes; fractions are of the keep-everything peak."""
+    check_budget(budget)
+    if isinstance(budget, Solution):
+        return budget.budget_bytes
+    if budget == "auto":
+        limit = measure.memory_limit()
+        if limit is None:
+            raise BudgetError('This device tells no memory limit, so "auto" has nothing to go by; give the budget in bytes, '
+                              f'such as "2GB". Received: {budget!r}')
+        return int(limit * (1 - DEVICE_MARGIN))
+    if isinstance(budget, str):
+        return parse_bytes(budget)
+    return int(budget * base.peak_bytes) if isinstance(budget, float) else int(budget)
+
+
+def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: Limits, report,
+                 withheld_bytes: int | None = None) -> Solution:
+    """A plan whose peak stays under the budget less what is withheld for the allocator (the allowance, by default).
+
+    Raises InfeasibleBudgetError when neither that nor, by default, the whole budget has a plan.
+    """
+    allowance = int(ALLOWANCE * max(0, budget_bytes - prepared.residents.total))
+    targets = [budget_bytes - withheld_bytes] if withheld_bytes is not None else [budget_bytes - allowance, budget_bytes]
+    for target_bytes in targets:
+        solution = solvers.solve(prepared.graph, target_bytes, solver, limits, report)
+        if solution.plan is not None:
+            return dataclasses.replace(solution, budget_bytes=budget_bytes)
+    raise infeasible(prepared, budget_bytes, withheld_bytes or 0)
+
+
+def infeasible(prepared: Prepared, budget_bytes: int, withheld_bytes: int = 0) -> InfeasibleBudgetError:
+    """The error for a budget that no plan was found for: what sets the floor, what works, what would help."""
+    graph, residents = prepared.graph, prepared.residents
+    floor_bytes, floor_op = structural_floor(graph)
+    proven = budget_bytes < floor_bytes
+    working_bytes = _smallest_working(prepared, max(budget_bytes - withheld_bytes, floor_bytes)) + withheld_bytes
+    rows = residents.rows()
+    if floor_op >= 0:
+        rows[f"inputs, outputs and scratch of {graph.ops[floor_op].name}"] = floor_bytes - residents.total
+    lines = [f"No plan for this step fits the budget of {format_bytes(budget_bytes)}"
+             + (": its floor, which no recomputation can go below, is " + format_bytes(floor_bytes) + "." if proven else
+                f" (none was found; the proven floor is {format_bytes(floor_bytes)})."),
+             f"The smallest budget known to work is {format_bytes(working_bytes)}; keeping everything takes "
+             f"{format_bytes(prepared.base.peak_bytes)}.", "What is held at the floor:"]
+    lines += [f"  {format_bytes(size):>9}  {label}" for label, size in rows.items()]
+    if withheld_bytes:
+        lines.append(f"  {format_bytes(withheld_bytes):>9}  measured on top by the allocator, which hands out whole chunks")
+    lines.append(_remedy(residents, budget_bytes))
+    lines.append(f"Received: budget of {budget_bytes} bytes")
+    return InfeasibleBudgetError("\n".join(lines), budget_bytes, working_bytes, proven and working_bytes == floor_bytes, rows)
+
+
+def get_solver(solver: Solver | str) -> Solver:
+    """The solver of this name, or the solver itself."""
+    return solvers.get(solver) if isinstance(solver, str) else solver
+
+
+def check_profile(profile: Any) -> None:
+    """Raises ProfileError for what is neither "auto", a known name, nor a Profile."""
+    if not isinstance(profile, (Profile, str)):
+        raise ProfileError(f'A profile is "auto", one of {", ".join(profiles.names())}, or a Profile. Received: {profile!r}')
+    if isinstance(profile, str) and profile != "auto":
+        profiles.get(profile)
+
+
+def cache_path(device: str, software: str) -> pathlib.Path:
+    """Where this device's measured profile is kept between runs."""
+    root = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+    name = hashlib.sha256(f"{device}\n{software}".encode()).hexdigest()[:16]
+    return root / "checkmate_tf" / f"profile-{name}.json"
+
+
+def _profile(profile: Profile | str, traced: Traced, graph: Graph, narrate: Callable[[str], None]) -> Profile:
+    if isinstance(profile, Profile):
+        return profile
+    if profile != "auto":
+        return profiles.get(profile)
+    path = cache_path(measure.device_description(), measure.software())
+    known = _cached(path)
+    todo = measure.missing(traced, graph, known)
+    if not todo:
+        return known
+    narrate(f"measuring {len(todo)} distinct ops on this device")
+    known = known.with_costs(measure.measure(traced, todo, lambda done, total: narrate(
+        f"measuring {total} distinct ops on this device: {done} done")))
+    try:
+        known.save(path)
+    except OSError as error:
+        warnings.warn(f"The measured profile could not be cached and will be measured again next time ({error}).", stacklevel=2)
+    return known
+
+
+def _cached(path: pathlib.Path) -> Profile:
+    """The cached profile if it is one and of this device and TensorFlow; otherwise an empty one."""
+    if path.exists():
+        try:
+            profile = Profile.load(path)
+            if (profile.device, profile.software) == (measure.device_description(), measure.software()):
+                return profile
+            warnings.warn(f"The cached profile {path} is of {profile.device} with {profile.software}; measuring anew.",
+                          stacklevel=2)
+        except ProfileError as error:
+            warnings.warn(f"The cached profile is not usable; measuring anew. {error}", stacklevel=2)
+    return measure.empty_profile()
+
+
+def _residents(model, traced: Traced, graph: Graph, batch_is_there: bool) -> Residents:
+    def size(variables) -> int:
+        return sum(variable.value.shape.num_elements() * variable.value.dtype.size for variable in variables)
+    weights = size(model.weights)
+    optimizer = size(model.optimizer.variables) if model.optimizer is not None else 0
+    others = max(0, graph.resident_bytes - traced.argument_bytes - weights - optimizer)
+    gc.collect()
+    held = measure.measured_memory()
+    there = (traced.argument_bytes if batch_is_there else 0) + weights + optimizer + others
+    elsewhere = max(0, held[0] - there) if held is not None else 0
+    return Residents(weights, optimizer, others, traced.argument_bytes, elsewhere)
+
+
+def _smallest_working(prepared: Prepared, below_bytes: int) -> int:
+    """The smallest budget between `below_bytes` and keep-everything for which a quick search finds a plan."""
+    low, high = below_bytes, prepared.base.peak_bytes
+    for _ in range(_MINIMUM_SEARCH_STEPS):
+        if high - low <= 0.01 * high:
+            break
+        middle = (low + high) // 2
+        found = solvers.solve(prepared.graph, middle, solvers.get("greedy"), Limits(seconds=3.0))
+        low, high = (low, found.peak_bytes) if found.plan is not None else (middle, high)
+    return max(high, below_bytes)
+
+
+def _remedy(residents: Residents, budget_bytes: int) -> str:
+    if residents.weights + residents.optimizer + residents.other_variables >= budget_bytes:
+        return ("Weights and optimizer slots alone exceed the budget, and recomputation cannot help there: use an optimizer with "
+                "fewer slots (SGD, Adafactor, Lion), freeze layers, or use a smaller model.")
+    if residents.total >= budget_bytes:
+        return ("What is resident exceeds the budget before the step begins: use a smaller batch, or drop other tensors and models "
+                "that live on this device.")
+    return "A smaller batch or smaller inputs lower the floor; so does a layer with smaller outputs where the floor is set."
+
+
+def check_model(model) -> None:
+    """Raises a typed error for a model whose training step cannot be planned; changes nothing."""
+    import keras
+    if getattr(model, "run_eagerly", False):
+        raise UnsupportedError("With run_eagerly=True there is no graph to plan; compile the model without it. "
+                               "Received: run_eagerly=True")
+    strategy = model.distribute_strategy
+    if type(strategy).__name__ != "_DefaultDistributionStrategy":
+        raise UnsupportedError("Only the default strategy (one device) is supported; create and compile the model outside of a "
+                               f"strategy's scope. Received: {type(strategy).__name__}")
+    if "make_train_function" in {name for cls in type(model).__mro__ if not cls.__module__.startswith("keras.")
+                                 for name in vars(cls)}:
+        raise UnsupportedError("The model's class overrides make_train_function, which this package takes the place of; override "
+                               f"train_step instead. Received: {type(model).__name__}")
+    if not isinstance(model, keras.Model):
+        raise UnsupportedError(f"A keras.Model is needed. Received: {type(model).__name__}")

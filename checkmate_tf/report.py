@@ -1,0 +1,213 @@
+"""What a user sees: progress, tables, error-free on any terminal or none, and the memory timeline as a picture."""
+
+import dataclasses
+import math
+import time
+from typing import Any
+
+import keras
+from absl import logging
+from rich.console import Console
+from rich.table import Table
+
+from checkmate_tf.bridge import measure
+from checkmate_tf.ir.graph import Graph
+from checkmate_tf.ir.plan import Compute
+from checkmate_tf.ir.simulate import structural_floor
+from checkmate_tf.ir.units import format_bytes
+from checkmate_tf.solvers import Progress, Solution, Status
+
+_QUIET_SECONDS = 1.0
+_LARGEST_VALUES = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryEstimate:
+    """What a training step needs when nothing is planned. Sizes are in bytes.
+
+    resident: label -> bytes held during the whole step: weights, optimizer slots, other variables, the batch
+    keep_all_peak_bytes, peak_op: the simulated peak without recomputation, and the op that runs there
+    floor_bytes, floor_op: what no plan can go below, and the op that needs it
+    largest: (op name, shape, bytes) of the largest values
+    step_seconds: the predicted time of the step without recomputation
+    """
+
+    device: str
+    resident: dict[str, int]
+    keep_all_peak_bytes: int
+    peak_op: str
+    floor_bytes: int
+    floor_op: str
+    largest: tuple[tuple[str, tuple[int, ...], int], ...]
+    step_seconds: float
+
+    @property
+    def resident_bytes(self) -> int:
+        """Everything that is held whatever the plan."""
+        return sum(self.resident.values())
+
+    @property
+    def batch_bytes(self) -> int:
+        """The batch alone."""
+        return self.resident["batch"]
+
+    @classmethod
+    def of(cls, prepared) -> "MemoryEstimate":
+        """The estimate of a prepared step."""
+        graph, base = prepared.graph, prepared.base
+        floor_bytes, floor_op = structural_floor(graph)
+        largest = sorted(graph.values, key=lambda value: (-value.bytes, value.index))[:_LARGEST_VALUES]
+        return cls(measure.device_description(), prepared.residents.rows(), base.peak_bytes,
+                   op_at_peak(graph, base.peak_step), floor_bytes, graph.ops[floor_op].name if floor_op >= 0 else "",
+                   tuple((graph.ops[value.producer].name, value.shape, value.bytes) for value in largest), base.seconds)
+
+    def table(self) -> Table:
+        """The estimate as a table."""
+        table = _table("Memory of one training step", "", "bytes", "where")
+        for label, size in self.resident.items():
+            table.add_row(label, format_bytes(size), "resident")
+        table.add_row("keep everything: peak", format_bytes(self.keep_all_peak_bytes), self.peak_op)
+        table.add_row("floor of any plan", format_bytes(self.floor_bytes), self.floor_op)
+        for name, shape, size in self.largest:
+            table.add_row("large value", format_bytes(size), f"{name} {list(shape)}")
+        return table
+
+    def __str__(self) -> str:
+        return as_text(self.table())
+
+
+def op_at_peak(graph: Graph, step: int) -> str:
+    """The op that runs at a step of the keep-everything plan."""
+    from checkmate_tf.ir.plan import plan_from_order
+    steps = plan_from_order(graph, graph.order).steps
+    computed = [item for item in steps[:step + 1] if isinstance(item, Compute)]
+    return graph.ops[computed[-1].op].name if computed else ""
+
+
+class Narrator:
+    """Tells what is going on. As a context it shows a live line on a terminal, or a line a stage elsewhere.
+
+    verbose: 0 is silent; 1 and "auto" are live where the output is a terminal; 2 is a line a stage
+    """
+
+    def __init__(self, verbose: Any):
+        self._level = 1 if verbose == "auto" else int(verbose)
+        self._console = Console(highlight=False)
+        self._status = None
+        self._started = time.monotonic()
+        self._stage = ""
+
+    def __enter__(self) -> "Narrator":
+        if self._level == 1 and self._console.is_terminal and keras.config.is_interactive_logging_enabled():
+            self._status = self._console.status("checkmate_tf: starting")
+            self._status.start()
+        return self
+
+    def __exit__(self, *error) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def stage(self, text: str) -> None:
+        """A new stage, or the same one further on; without a terminal only its start is told, once it takes time."""
+        kind = text.split(":")[0]
+        seconds = time.monotonic() - self._started
+        if self._status is not None:
+            self._status.update(f"checkmate_tf: {text} ({seconds:.0f} s)")
+        elif kind != self._stage and seconds > _QUIET_SECONDS:
+            self.say(f"{kind} ({seconds:.1f} s so far)")
+        self._stage = kind
+
+    def solving(self, base_seconds: float, progress: Progress) -> None:
+        """A solver's progress: incumbent, bound and gap over the step without recomputation."""
+        if progress.incumbent_seconds is None or base_seconds <= 0:
+            return
+        gap = progress.incumbent_seconds / max(progress.bound_seconds, 1e-30) - 1
+        self.stage(f"solving: best +{100 * (progress.incumbent_seconds / base_seconds - 1):.2f} % time, bound "
+                   f"+{100 * (progress.bound_seconds / base_seconds - 1):.2f} %, gap {100 * gap:.2f} %")
+
+    def say(self, text: str) -> None:
+        """One line, through Keras's switch: standard output, or the log when interactive logging is off."""
+        if self._level == 0:
+            return
+        if keras.config.is_interactive_logging_enabled():
+            self._console.print(f"checkmate_tf: {text}", markup=False)
+        else:
+            logging.info("checkmate_tf: %s", text)
+
+    def show(self, table: Table) -> None:
+        """A table, through the same switch."""
+        if self._level == 0:
+            return
+        if keras.config.is_interactive_logging_enabled():
+            self._console.print(table)
+        else:
+            logging.info("%s", as_text(table))
+
+
+def plan_table(budget: Any, solution: Solution | None, estimate: MemoryEstimate | None, measured_peak_bytes: int | None) -> Table:
+    """The first screen: device, budget, residents, peaks, recomputation, and how good the plan is."""
+    table = _table("checkmate_tf: training within a memory budget", "", "", "")
+    if solution is None or estimate is None:
+        table.add_row("budget", str(budget), "planned when the first batch arrives")
+        return table
+    table.add_row("device", "", estimate.device)
+    table.add_row("budget", format_bytes(solution.budget_bytes), "" if isinstance(budget, Solution) else f"given as {budget!r}")
+    for label, size in estimate.resident.items():
+        table.add_row(label, format_bytes(size), "resident")
+    table.add_row("keep everything: peak", format_bytes(estimate.keep_all_peak_bytes), estimate.peak_op)
+    headroom = solution.budget_bytes - solution.peak_bytes
+    table.add_row("planned peak", format_bytes(solution.peak_bytes), f"{format_bytes(headroom)} of headroom")
+    if measured_peak_bytes is not None:
+        table.add_row("measured peak", format_bytes(measured_peak_bytes), "the allocator's, first step under this plan")
+    elif measure.measured_memory() is None:
+        table.add_row("measured peak", "not measured", "this device's allocator keeps no statistics")
+    again = sum(count - 1 for count in solution.timeline.runs)
+    table.add_row("recomputed", f"{again} runs", f"of {len(solution.timeline.runs)} ops; +{100 * solution.overhead:.1f} % predicted time")
+    table.add_row("solver", solution.solver, _quality(solution))
+    return table
+
+
+def as_text(table: Table) -> str:
+    """A table as plain text."""
+    console = Console(width=110, highlight=False, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def plot_memory(solution: Solution, to_file: str | None = None, *, dpi: int = 150):
+    """The memory held over the plan's steps, against the budget and the keep-everything peak. A Matplotlib figure.
+
+    to_file: where to save it as well (PNG, SVG or PDF by its ending)
+    """
+    from matplotlib.figure import Figure
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.add_subplot()
+    live = [held / 1e6 for held in solution.timeline.live_bytes]
+    axes.fill_between(range(len(live)), live, step="mid", alpha=0.35, color="#0072B2", linewidth=0)
+    axes.plot(live, color="#0072B2", linewidth=0.8, label="this plan, simulated")
+    axes.axhline(solution.budget_bytes / 1e6, color="#D55E00", linewidth=1.2, label=f"budget {format_bytes(solution.budget_bytes)}")
+    axes.axhline(solution.base_peak_bytes / 1e6, color="#555555", linewidth=1.0, linestyle="--",
+                 label=f"peak when everything is kept {format_bytes(solution.base_peak_bytes)}")
+    axes.annotate(f"peak {format_bytes(solution.peak_bytes)}", (solution.timeline.peak_step, solution.peak_bytes / 1e6),
+                  xytext=(0, -14), textcoords="offset points", fontsize=8, ha="center")
+    axes.set(xlabel="step of the plan", ylabel="bytes held (MB)", ylim=(0, None), xlim=(0, max(1, len(live) - 1)))
+    axes.legend(loc="lower center", fontsize=8)
+    if to_file is not None:
+        figure.savefig(to_file, dpi=dpi)
+    return figure
+
+
+def _quality(solution: Solution) -> str:
+    solve_seconds = solution.stats.get("solve_seconds", math.nan)
+    if solution.status is Status.OPTIMAL:
+        return f"optimal, {solve_seconds:.1f} s"
+    return f"{solution.status.value}, at most {100 * solution.gap:.1f} % above the bound, {solve_seconds:.1f} s"
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, show_header=any(columns), title_justify="left")
+    for position, column in enumerate(columns):
+        table.add_column(column, justify="right" if position == 1 else "left", overflow="fold")
+    return table
