@@ -15,6 +15,7 @@ from checkmate_tf.solvers.base import (Answer, Limits, Progress, Solution, Solve
                                        solve)
 from checkmate_tf.solvers.chen import Greedy as ChenGreedy, SquareRoot, articulation_points, forward_ops
 from checkmate_tf.solvers.greedy import Greedy
+from checkmate_tf.solvers.ilp import Ilp
 from checkmate_tf.solvers.keep_all import KeepAll
 
 __all__ = ["Answer", "Limits", "Progress", "Solution", "Solver", "Status", "StoppedBy", "get", "ignore_progress",
@@ -24,6 +25,7 @@ _SOLVERS = {solver.name: solver for solver in (
     Auto(),
     KeepAll(),
     Greedy(),
+    Ilp(),
     SquareRoot("chen_sqrt", articulation_points),
     ChenGreedy("chen_greedy", articulation_points),
     SquareRoot("linearized_sqrt", forward_ops),

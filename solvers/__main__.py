@@ -56,8 +56,7 @@ def _parser() -> argparse.ArgumentParser:
                                      description="Solves a bare rematerialization instance.")
     parser.add_argument("instance", type=pathlib.Path, help='JSON file with "ops" and "edges"')
     parser.add_argument("--budget", required=True, help="fraction of the keep-everything peak (0.8), or absolute (4000)")
-    parser.add_argument("--solver", default="auto" if "auto" in names() else "keep_all",
-                        help=f"one of {', '.join(names())}")
+    parser.add_argument("--solver", default="auto", help=f"one of {', '.join(names())}")
     parser.add_argument("--time-limit", type=_positive(float), default=Limits().seconds, metavar="SECONDS")
     parser.add_argument("--threads", type=_positive(int), default=Limits().threads)
     parser.add_argument("--seed", type=int, default=Limits().seed)
