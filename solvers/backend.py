@@ -95,12 +95,12 @@ class LinearModel:
         """
         parameters = mathopt.SolveParameters(time_limit=datetime.timedelta(seconds=max(seconds, 0.01)),
                                              relative_gap_tolerance=gap, random_seed=seed)
-        model = mathopt.Model.from_model_proto(self._proto())
         model_parameters = mathopt.ModelSolveParameters()
-        if start is not None:
-            values = {model.get_variable(column): value for column, value in start.items()}
-            model_parameters.solution_hints.append(mathopt.SolutionHint(variable_values=values))
         try:
+            model = mathopt.Model.from_model_proto(self._proto())
+            if start is not None:
+                values = {model.get_variable(column): value for column, value in start.items()}
+                model_parameters.solution_hints.append(mathopt.SolutionHint(variable_values=values))
             result = mathopt.solve(model, _SOLVER_TYPES[engine], params=parameters, model_params=model_parameters)
         except (ValueError, RuntimeError, AttributeError) as error:  # the last by a slip in MathOpt's own translation
             raise SolverError(f"OR-Tools' {engine.value} refused a model of {self.column_count} columns and "

@@ -2,7 +2,7 @@
 
 Jain et al., MLSys 2020, eq. 9 in its frontier-advancing form; `programs.py` writes it down. Given the order of first
 runs it decides for every stage what is kept and what runs again. One of OR-Tools' integer solvers does the work,
-starting from the best plan of the heuristics.
+starting from the best of a given order, keep-everything and Chen's heuristics.
 
 What the optimum is worth. An optimal S keeps nothing that its stage neither uses nor passes on, and then the paper's U
 is what `simulate` finds: eq. 9 gives the cheapest of all *stage plans*, in which between two first runs each op runs
@@ -39,14 +39,13 @@ from checkmate_tf.ir.simulate import simulate
 from checkmate_tf.solvers import matrices
 from checkmate_tf.solvers.backend import End, Engine, Outcome
 from checkmate_tf.solvers.base import Answer, Limits, Progress, Report, StoppedBy, ignore_progress
-from checkmate_tf.solvers.chen import Greedy as ChenGreedy, articulation_points, forward_ops
-from checkmate_tf.solvers.greedy import Greedy
+from checkmate_tf.solvers.chen import Greedy, articulation_points, forward_ops
 from checkmate_tf.solvers.keep_all import KeepAll
 from checkmate_tf.solvers.programs import StageProgram
 
 BOUND_SCOPE = "plans whose first runs come in the given order"
 
-_STARTS = (KeepAll(), ChenGreedy("chen_greedy", articulation_points), ChenGreedy("linearized_greedy", forward_ops), Greedy())
+_STARTS = (KeepAll(), Greedy("chen_greedy", articulation_points), Greedy("linearized_greedy", forward_ops))
 _ROUNDING = 1e-6  # what an engine's bound may be off by
 
 
@@ -54,13 +53,13 @@ _ROUNDING = 1e-6  # what an engine's bound may be off by
 class Ilp:
     """Eq. 9 by one of OR-Tools' integer solvers.
 
-    engine: which one; start_share, bound_share: the share of the time that is left which each heuristic and the first
-    round may take; max_ops: larger graphs are not tried
+    engine: which one; start: an order to begin with, if one is known; bound_share: the share of the time that is left
+    which the first round may take; max_ops: larger graphs are not tried
     """
 
     name: str = "ilp"
     engine: Engine = Engine.HIGHS
-    start_share: float = 0.03
+    start: tuple[int, ...] | None = None
     bound_share: float = 0.7
     max_ops: int = 250
 
@@ -82,9 +81,9 @@ class _Search:
         self._stats = {"bound_scope": BOUND_SCOPE, "engine": options.engine.value}
 
     def run(self) -> Answer:
+        self._offer(self._options.start)
         for solver in _STARTS:
-            limits = dataclasses.replace(self._limits, seconds=self._options.start_share * max(self._left(), 0.0))
-            self._offer(solver.search(self._graph, self._budget_bytes, limits, ignore_progress).order)
+            self._offer(solver.search(self._graph, self._budget_bytes, self._limits, ignore_progress).order)
         stopped_by = StoppedBy.DONE if self._is_proved() else self._solve_rounds()
         bound_seconds = self._bound_seconds
         if self._seconds < bound_seconds <= self._seconds * (1 + _ROUNDING):

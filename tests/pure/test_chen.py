@@ -15,7 +15,7 @@ def residual_net():
     """stem -> (conv -> add, with a skip from stem) -> head -> loss, and a gradient of each but the stem.
 
     Forward ops: 0 stem, 1 conv, 2 add, 3 head, 4 loss. Without stem, add, or head the rest falls apart or not:
-    stem is an end (no), conv lies on a cycle (no), add separates stem and conv from head (yes), head separates loss (yes).
+    stem is an end (no), conv lies on a cycle (no), add separates stem and conv from head (yes), head separates loss.
     """
     builder = GraphBuilder()
     stem = builder.op("stem", bytes=4, seconds=1.0)
@@ -71,7 +71,8 @@ def test_articulation_points_are_those_whose_removal_adds_components(graph):
         return count
 
     # An isolated op that is removed takes its component with it, so the count goes down.
-    assert set(chen.articulation_points(graph)) == {op for op in forward if components(forward - {op}) > components(forward)}
+    separating = {op for op in forward if components(forward - {op}) > components(forward)}
+    assert set(chen.articulation_points(graph)) == separating
 
 
 def test_square_root_takes_every_second_of_seven_candidates():

@@ -10,7 +10,8 @@ from checkmate_tf.ir.verify import verify_graph
 
 INSTANCE = {
     "name": "tiny", "source": "by hand",
-    "ops": [{"name": "a", "cost": 1, "bytes": 4, "backward": False}, {"name": "b", "cost": 2.5, "bytes": 2, "backward": False},
+    "ops": [{"name": "a", "cost": 1, "bytes": 4, "backward": False},
+            {"name": "b", "cost": 2.5, "bytes": 2, "backward": False},
             {"name": "grad", "cost": 0, "bytes": 1, "backward": True}],
     "edges": [[0, 1], [0, 2], [1, 2]]}
 
