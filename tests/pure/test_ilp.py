@@ -4,9 +4,9 @@ import pytest
 from checkmate_tf import solvers
 from checkmate_tf.ir.errors import SolverError
 from checkmate_tf.ir.graph import GraphBuilder
-from checkmate_tf.ir.simulate import keep_all_timeline, structural_floor
+from checkmate_tf.ir.simulate import structural_floor
 from checkmate_tf.solvers.backend import End, Engine, LinearModel
-from checkmate_tf.solvers.ilp import BOUND_SCOPE, Ilp
+from checkmate_tf.solvers.ilp import Ilp
 from checkmate_tf.solvers.programs import StageProgram
 from tests import oracle, strategies
 
@@ -39,17 +39,6 @@ def test_engines_agree_with_each_other_and_with_the_whole_program():
         outcome = program.model.solve(Engine.HIGHS, seconds=30, gap=0.0, seed=0)
         assert outcome.end is End.OPTIMAL
         assert costs == pytest.approx([outcome.bound / program.cost_unit] * len(costs), rel=1e-6)
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_exact_for_stage_plans_and_a_bound_for_all_in_the_order(seed):
-    graph = strategies.random_graph(seed, max_ops=6)
-    floor_bytes, base_bytes = structural_floor(graph)[0], keep_all_timeline(graph).peak_bytes
-    for budget in {floor_bytes, (floor_bytes + base_bytes) // 2} - {base_bytes}:
-        solution = solvers.solve(graph, budget, solvers.get("ilp"), EXACT)
-        assert solution.seconds == oracle.cheapest(graph, budget, "stages")
-        assert solution.bound_seconds <= oracle.cheapest(graph, budget, "fixed") * (1 + 1e-6)
-        assert solution.stats["bound_scope"] == BOUND_SCOPE
 
 
 def test_a_dropped_result_is_made_again_at_the_end():
