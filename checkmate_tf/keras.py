@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 from checkmate_tf import planning
-from checkmate_tf.bridge import measure
+from checkmate_tf.bridge import audit, measure, variables
 from checkmate_tf.bridge.emit import Emitted, emit
 from checkmate_tf.bridge.trace import batch_specs
 from checkmate_tf.ir.errors import InfeasibleBudgetError, PlanError
@@ -29,7 +29,8 @@ from checkmate_tf.planning import Prepared
 from checkmate_tf.report import MemoryEstimate, Narrator, plan_table
 from checkmate_tf.solvers import Limits, Solution, Status
 
-_REPLANS = 3
+_REPLANS = 4
+_EXHAUSTED_SHARE = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,9 +150,20 @@ class Checkmate:
         return None
 
     def _run_and_check(self, step: _Step, data: Any) -> Any:
-        """Runs a step whose peak is not known yet, reads the peak, and plans again if it is above the budget."""
+        """Runs a step whose peak is not known yet, reads the peak, and plans again if it is above the budget.
+
+        Where the device's limit is in the way after all (memory in pieces too small), every variable gets back the value it had
+        before the step, and the step is planned again for less.
+        """
+        before = variables.snapshot(step.prepared.traced)
         measure.reset_peak()
-        outputs = step.run(data)
+        try:
+            outputs, _ = audit.first_call(step.run, data)
+        except tf.errors.ResourceExhaustedError:
+            variables.put_back(step.prepared.traced, before)
+            self._plan_after_exhaustion(step)
+            return self._run_and_check(step, data)
+        del before
         memory = measure.measured_memory()
         step.checked = True
         if memory is None:
@@ -164,15 +176,24 @@ class Checkmate:
         return outputs
 
     def _plan_again(self, step: _Step, peak_bytes: int) -> None:
+        over_bytes = peak_bytes - step.solution.budget_bytes
+        self._plan_for_less(step, step.solution.peak_bytes - over_bytes,
+                            f"The first step's peak was {format_bytes(peak_bytes)}, {format_bytes(over_bytes)} above the budget: the "
+                            "allocator took more than simulated.")
+
+    def _plan_after_exhaustion(self, step: _Step) -> None:
+        spread = step.solution.peak_bytes - step.prepared.residents.total
+        self._plan_for_less(step, step.solution.peak_bytes - int(_EXHAUSTED_SHARE * spread),
+                            "The device ran out of memory under a plan that fits: what is free lies in pieces too small. Every variable "
+                            "has been put back.")
+
+    def _plan_for_less(self, step: _Step, target_bytes: int, reason: str) -> None:
         old, narrator = step.solution, Narrator(self.settings.verbose)
-        over_bytes = peak_bytes - old.budget_bytes
-        target_bytes = min(old.peak_bytes, old.budget_bytes - (step.withheld_bytes or 0)) - over_bytes
         step.withheld_bytes = old.budget_bytes - target_bytes
         step.replans += 1
-        narrator.say(f"The first step's peak was {format_bytes(peak_bytes)}, {format_bytes(over_bytes)} above the budget: the allocator "
-                     f"took more than simulated. Planning again for {format_bytes(target_bytes)}.")
-        if step.replans > _REPLANS:
+        if step.replans > _REPLANS or isinstance(self.settings.budget, Solution):
             raise planning.infeasible(step.prepared, old.budget_bytes, step.withheld_bytes)
+        narrator.say(f"{reason} Planning again for {format_bytes(target_bytes)}.")
         with narrator:
             solution = self._solve(step.prepared, narrator, step.withheld_bytes)
             run = emit(step.prepared.traced, step.prepared.graph, solution.plan)
@@ -215,8 +236,7 @@ def _given(solution: Solution, prepared: Prepared) -> Solution:
     timeline = simulate(prepared.graph, solution.plan)
     if timeline.peak_bytes > solution.budget_bytes:
         raise planning.infeasible(prepared, solution.budget_bytes)
-    return dataclasses.replace(solution, timeline=timeline, base_seconds=prepared.base.seconds,
-                               base_peak_bytes=prepared.base.peak_bytes,
+    return dataclasses.replace(solution, timeline=timeline, base=prepared.base,
                                bound_seconds=min(max(solution.bound_seconds, prepared.base.seconds), timeline.seconds))
 
 
@@ -232,9 +252,8 @@ def _carry(step: _Step, prepared: Prepared) -> Solution | None:
     except PlanError:
         return None
     timeline = simulate(new, plan)
-    return dataclasses.replace(step.solution, plan=plan, timeline=timeline, base_seconds=prepared.base.seconds,
-                               base_peak_bytes=prepared.base.peak_bytes, bound_seconds=prepared.base.seconds,
-                               status=Status.FEASIBLE)
+    return dataclasses.replace(step.solution, plan=plan, timeline=timeline, base=prepared.base,
+                               bound_seconds=prepared.base.seconds, status=Status.FEASIBLE)
 
 
 def _by_name(op) -> str:

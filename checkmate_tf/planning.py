@@ -18,6 +18,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import keras
+
 from checkmate_tf import profiles, solvers
 from checkmate_tf.bridge import measure
 from checkmate_tf.bridge.extract import extract
@@ -31,7 +33,7 @@ from checkmate_tf.profiles import Profile
 from checkmate_tf.solvers import Limits, Solution, Solver
 
 ALLOWANCE = 0.08
-DEVICE_MARGIN = 0.05
+DEVICE_MARGIN = 0.1
 _MINIMUM_SEARCH_STEPS = 6
 
 
@@ -251,10 +253,11 @@ def _remedy(residents: Residents, budget_bytes: int) -> str:
 
 def check_model(model) -> None:
     """Raises a typed error for a model whose training step cannot be planned; changes nothing."""
-    import keras
     if getattr(model, "run_eagerly", False):
         raise UnsupportedError("With run_eagerly=True there is no graph to plan; compile the model without it. "
                                "Received: run_eagerly=True")
+    if not isinstance(model, keras.Model):
+        raise UnsupportedError(f"A keras.Model is needed. Received: {type(model).__name__}")
     strategy = model.distribute_strategy
     if type(strategy).__name__ != "_DefaultDistributionStrategy":
         raise UnsupportedError("Only the default strategy (one device) is supported; create and compile the model outside of a "
@@ -263,5 +266,3 @@ def check_model(model) -> None:
                                  for name in vars(cls)}:
         raise UnsupportedError("The model's class overrides make_train_function, which this package takes the place of; override "
                                f"train_step instead. Received: {type(model).__name__}")
-    if not isinstance(model, keras.Model):
-        raise UnsupportedError(f"A keras.Model is needed. Received: {type(model).__name__}")

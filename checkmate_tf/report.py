@@ -12,7 +12,7 @@ from rich.table import Table
 
 from checkmate_tf.bridge import measure
 from checkmate_tf.ir.graph import Graph
-from checkmate_tf.ir.plan import Compute
+from checkmate_tf.ir.plan import Compute, plan_from_order
 from checkmate_tf.ir.simulate import structural_floor
 from checkmate_tf.ir.units import format_bytes
 from checkmate_tf.solvers import Progress, Solution, Status
@@ -78,7 +78,6 @@ class MemoryEstimate:
 
 def op_at_peak(graph: Graph, step: int) -> str:
     """The op that runs at a step of the keep-everything plan."""
-    from checkmate_tf.ir.plan import plan_from_order
     steps = plan_from_order(graph, graph.order).steps
     computed = [item for item in steps[:step + 1] if isinstance(item, Compute)]
     return graph.ops[computed[-1].op].name if computed else ""
@@ -156,16 +155,29 @@ def plan_table(budget: Any, solution: Solution | None, estimate: MemoryEstimate 
     for label, size in estimate.resident.items():
         table.add_row(label, format_bytes(size), "resident")
     table.add_row("keep everything: peak", format_bytes(estimate.keep_all_peak_bytes), estimate.peak_op)
-    headroom = solution.budget_bytes - solution.peak_bytes
-    table.add_row("planned peak", format_bytes(solution.peak_bytes), f"{format_bytes(headroom)} of headroom")
+    _add_plan(table, solution)
     if measured_peak_bytes is not None:
         table.add_row("measured peak", format_bytes(measured_peak_bytes), "the allocator's, first step under this plan")
     elif measure.measured_memory() is None:
         table.add_row("measured peak", "not measured", "this device's allocator keeps no statistics")
+    return table
+
+
+def solution_table(solution: Solution) -> Table:
+    """A plan without a model: budget, peaks, recomputation, and how good the plan is."""
+    table = _table("checkmate_tf: a plan", "", "", "")
+    table.add_row("budget", format_bytes(solution.budget_bytes), "")
+    table.add_row("keep everything: peak", format_bytes(solution.base_peak_bytes), "")
+    _add_plan(table, solution)
+    return table
+
+
+def _add_plan(table: Table, solution: Solution) -> None:
+    headroom = solution.budget_bytes - solution.peak_bytes
+    table.add_row("planned peak", format_bytes(solution.peak_bytes), f"{format_bytes(headroom)} of headroom")
     again = sum(count - 1 for count in solution.timeline.runs)
     table.add_row("recomputed", f"{again} runs", f"of {len(solution.timeline.runs)} ops; +{100 * solution.overhead:.1f} % predicted time")
     table.add_row("solver", solution.solver, _quality(solution))
-    return table
 
 
 def as_text(table: Table) -> str:
@@ -177,22 +189,24 @@ def as_text(table: Table) -> str:
 
 
 def plot_memory(solution: Solution, to_file: str | None = None, *, dpi: int = 150):
-    """The memory held over the plan's steps, against the budget and the keep-everything peak. A Matplotlib figure.
+    """The memory held over the step, planned and with everything kept, against the budget. A Matplotlib figure.
 
     to_file: where to save it as well (PNG, SVG or PDF by its ending)
     """
     from matplotlib.figure import Figure
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.add_subplot()
-    live = [held / 1e6 for held in solution.timeline.live_bytes]
-    axes.fill_between(range(len(live)), live, step="mid", alpha=0.35, color="#0072B2", linewidth=0)
-    axes.plot(live, color="#0072B2", linewidth=0.8, label="this plan, simulated")
-    axes.axhline(solution.budget_bytes / 1e6, color="#D55E00", linewidth=1.2, label=f"budget {format_bytes(solution.budget_bytes)}")
-    axes.axhline(solution.base_peak_bytes / 1e6, color="#555555", linewidth=1.0, linestyle="--",
-                 label=f"peak when everything is kept {format_bytes(solution.base_peak_bytes)}")
-    axes.annotate(f"peak {format_bytes(solution.peak_bytes)}", (solution.timeline.peak_step, solution.peak_bytes / 1e6),
-                  xytext=(0, -14), textcoords="offset points", fontsize=8, ha="center")
-    axes.set(xlabel="step of the plan", ylabel="bytes held (MB)", ylim=(0, None), xlim=(0, max(1, len(live) - 1)))
+    for timeline, color, label in ((solution.base, "#E69F00", "everything kept"), (solution.timeline, "#0072B2", "this plan")):
+        held = [size / 1e6 for size in timeline.live_bytes]
+        axes.plot(timeline.start_seconds, held, color=color, linewidth=1.0, drawstyle="steps-post",
+                  label=f"{label}: peak {format_bytes(timeline.peak_bytes)}")
+        axes.fill_between(timeline.start_seconds, held, step="post", alpha=0.2, color=color, linewidth=0)
+        if timeline.live_bytes:
+            axes.plot(timeline.start_seconds[timeline.peak_step], timeline.peak_bytes / 1e6, "o", color=color, markersize=5)
+    axes.axhline(solution.budget_bytes / 1e6, color="#D55E00", linewidth=1.2, linestyle="--",
+                 label=f"budget {format_bytes(solution.budget_bytes)}")
+    axes.set(xlabel="predicted time into the step (s)", ylabel="memory held (MB)", ylim=(0, None))
+    axes.set_xlim(0, max(solution.timeline.seconds, solution.base.seconds) or 1)
     axes.legend(loc="lower center", fontsize=8)
     if to_file is not None:
         figure.savefig(to_file, dpi=dpi)

@@ -92,7 +92,8 @@ class Solver(Protocol):
 class Solution:
     """A judged answer. Without a plan, `plan` and `timeline` are None and the costs are infinite.
 
-    `seconds` is the plan's cost, `base_seconds` that of running every op once, `overhead` their ratio minus one.
+    `base` is the timeline of running every op once; `seconds` is the plan's cost, `base_seconds` that of `base`, `overhead`
+    their ratio minus one.
     `bound_seconds` is a lower bound on the cost of any plan within the budget, `gap` = seconds / bound - 1.
     """
 
@@ -100,12 +101,19 @@ class Solution:
     stopped_by: StoppedBy
     plan: Plan | None
     timeline: Timeline | None
+    base: Timeline
     bound_seconds: float
-    base_seconds: float
-    base_peak_bytes: int
     budget_bytes: int
     solver: str
     stats: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def base_seconds(self) -> float:
+        return self.base.seconds
+
+    @property
+    def base_peak_bytes(self) -> int:
+        return self.base.peak_bytes
 
     @property
     def seconds(self) -> float:
@@ -129,7 +137,7 @@ class Solution:
             raise PlanError("A solution without a plan cannot be saved.")
         steps = [step.op if isinstance(step, Compute) else -1 - step.value for step in self.plan.steps]
         fields = {"format": _FORMAT, "graph_key": self.plan.graph_key, "steps": steps,
-                  "timeline": dataclasses.asdict(self.timeline), "status": self.status.value,
+                  "timeline": dataclasses.asdict(self.timeline), "base": dataclasses.asdict(self.base), "status": self.status.value,
                   "stopped_by": self.stopped_by.value, "stats": dict(self.stats)}
         for name in _PLAIN_FIELDS:
             fields[name] = getattr(self, name)
@@ -143,19 +151,20 @@ class Solution:
             if fields["format"] != _FORMAT:
                 raise ValueError(f"format {fields['format']!r} instead of {_FORMAT!r}")
             steps = tuple(Compute(step) if step >= 0 else Free(-1 - step) for step in fields["steps"])
-            timeline = fields["timeline"]
             return cls(status=Status(fields["status"]), stopped_by=StoppedBy(fields["stopped_by"]),
-                       plan=Plan(steps, fields["graph_key"]),
-                       timeline=Timeline(tuple(timeline["live_bytes"]), timeline["peak_bytes"], timeline["peak_step"],
-                                         timeline["seconds"], tuple(timeline["runs"])),
-                       stats=fields["stats"], **{name: fields[name] for name in _PLAIN_FIELDS})
-        except (OSError, ValueError, KeyError, TypeError) as error:
+                       plan=Plan(steps, fields["graph_key"]), timeline=_timeline(fields["timeline"]),
+                       base=_timeline(fields["base"]), stats=fields["stats"], **{name: fields[name] for name in _PLAIN_FIELDS})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise PlanError(f"A plan file must be one that Solution.save wrote. Received: {path} "
                             f"({type(error).__name__}: {error})") from error
 
 
 _FORMAT = "checkmate_tf plan 1"
-_PLAIN_FIELDS = ("bound_seconds", "base_seconds", "base_peak_bytes", "budget_bytes", "solver")
+_PLAIN_FIELDS = ("bound_seconds", "budget_bytes", "solver")
+
+
+def _timeline(fields: Mapping[str, Any]) -> Timeline:
+    return Timeline(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
 
 
 def ignore_progress(progress: Progress) -> None:
@@ -179,8 +188,7 @@ def solve(graph: Graph, budget_bytes: int, solver: Solver, limits: Limits = Limi
         answer = solver.search(graph, budget_bytes, limits, report)
     stats = {"solve_seconds": time.monotonic() - started, **answer.stats}
     bound_seconds = max(base.seconds, answer.bound_seconds or 0.0)
-    common = {"stopped_by": answer.stopped_by, "bound_seconds": bound_seconds, "base_seconds": base.seconds,
-              "base_peak_bytes": base.peak_bytes, "budget_bytes": budget_bytes, "solver": solver.name, "stats": stats}
+    common = {"stopped_by": answer.stopped_by, "bound_seconds": bound_seconds, "base": base, "budget_bytes": budget_bytes, "solver": solver.name, "stats": stats}
     if answer.order is None:
         return Solution(Status.INFEASIBLE if answer.infeasible else Status.UNKNOWN, plan=None, timeline=None, **common)
     plan, timeline = judge(graph, answer.order, solver.name)

@@ -1,7 +1,7 @@
 """From a plan back to TensorFlow: a new concrete function that runs exactly the plan.
 
 Each `Compute` becomes a copy of its node (the first run keeps the name), fed from the latest run of each input; a
-view is copied along with its reader. Runs of `Free` become a NoOp that waits for the computation before it, and the
+view is copied along with its reader. Runs of `Free` (of values of at least `FREED_BYTES`) become a NoOp that waits for the computation before it, and the
 next computation waits for that NoOp: the executor counts references and lets a buffer go when its last
 reader has run, so what makes a free happen in time is that nothing later may start before.
 
@@ -26,6 +26,7 @@ from checkmate_tf.ir.verify import verify_plan
 
 RECOMPUTED = "/recompute_"
 FREE = "checkmate_tf_free_"
+FREED_BYTES = 1 << 14
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,7 @@ def emit(traced: Traced, graph: Graph, plan: Plan) -> Emitted:
     for step in plan.steps:
         if isinstance(step, Compute):
             writer.compute(graph.ops[step.op].name)
-        elif graph.values[step.value].bytes > 0:
+        elif graph.values[step.value].bytes >= FREED_BYTES:
             writer.free()
     results = [writer.latest(name) for name in traced.results]
     function = import_function(writer.graph_def, traced.arguments, traced.captures, results, writer.chain_end)

@@ -5,7 +5,7 @@
 | optimize | grappler.tf_optimizer, rewriter_config_pb2 | Grappler must run *before* a plan is made and never after |
 | export_graphs | eager.context | what the runtime really executes is not to be had through any public call |
 | device_memory_limit | client.device_lib | a GPU's limit is not in its public details |
-| handle_bytes | a handle's `_handle_data` | the shape of the variable that a resource handle points to |
+| handle_bytes, handle_dtype | a handle's `_handle_data` | what the variable is that a resource handle points to |
 """
 
 import contextlib
@@ -69,3 +69,9 @@ def handle_bytes(handle: tf.Tensor) -> int:
 def device_memory_limit(name: str) -> int | None:
     """The limit of a device's allocator, such as of "GPU:0"."""
     return next((device.memory_limit for device in device_lib.list_local_devices() if device.name.endswith(name)), None)
+
+
+def handle_dtype(handle: tf.Tensor) -> tf.DType | None:
+    """The dtype of the variable behind a resource handle; None for other resources and other tensors."""
+    data = handle._handle_data if handle.dtype == tf.resource else None
+    return tf.as_dtype(data.shape_and_type[0].dtype) if data is not None and data.is_set else None

@@ -20,11 +20,13 @@ class Timeline:
 
     live_bytes: bytes held during each step, resident ones included   # int [steps]
     peak_bytes, peak_step: their maximum, and the first step that reaches it (-1 for a plan without steps)
+    start_seconds: when each step begins   # float [steps]
     seconds: the sum over computations
     runs: how often each op ran   # int [ops]
     """
 
     live_bytes: tuple[int, ...]
+    start_seconds: tuple[float, ...]
     peak_bytes: int
     peak_step: int
     seconds: float
@@ -38,13 +40,16 @@ def simulate(graph: Graph, plan: Plan) -> Timeline:
                         f"Received: a plan for graph {plan.graph_key}, a graph with key {graph.key}")
     values, ops = graph.values, graph.ops
     held = graph.resident_bytes
-    live_bytes = []
+    live_bytes, start_seconds = [], []
+    clock_seconds = 0.0
     runs = [0] * len(ops)
     for step in plan.steps:
+        start_seconds.append(clock_seconds)
         if isinstance(step, Compute):
             op = ops[step.op]
             held += sum(values[value].bytes for value in op.outputs)
             live_bytes.append(held + op.scratch_bytes)
+            clock_seconds += op.seconds
             runs[step.op] += 1
         else:
             held -= values[step.value].bytes
@@ -52,7 +57,7 @@ def simulate(graph: Graph, plan: Plan) -> Timeline:
     peak_bytes = max(live_bytes, default=graph.resident_bytes)
     peak_step = live_bytes.index(peak_bytes) if live_bytes else -1
     seconds = math.fsum(ops[op].seconds * count for op, count in enumerate(runs))
-    return Timeline(tuple(live_bytes), peak_bytes, peak_step, seconds, tuple(runs))
+    return Timeline(tuple(live_bytes), tuple(start_seconds), peak_bytes, peak_step, seconds, tuple(runs))
 
 
 def keep_all_timeline(graph: Graph) -> Timeline:

@@ -1,0 +1,155 @@
+"""`checkmate-tf benchmark`: what plans cost and hold on this machine, against plain Keras, on built-in workloads.
+
+For each workload, in a process of its own under TensorFlow's best-fit allocator: `fit` at each budget, with the
+allocator's peak over the steps after the first; then plain Keras, our step with everything kept, and each plan in turn,
+several times, and the medians of the ratios; then five steps from the same weights under each plan and with
+everything kept, every variable compared bit by bit.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+from rich.console import Console
+from rich.table import Table
+
+import checkmate_tf
+from checkmate_tf import planning, zoo
+from checkmate_tf.bridge import measure as device
+from checkmate_tf.bridge import variables
+from checkmate_tf.bridge.emit import emit
+from checkmate_tf.bridge.trace import batch_specs
+from checkmate_tf.ir.errors import UnsupportedError
+from checkmate_tf.ir.plan import plan_from_order
+from checkmate_tf.ir.units import format_bytes
+
+_STEPS = 3
+_ROUNDS = 7
+_EQUAL_STEPS = 5
+
+
+def run(names: Sequence[str], shares: Sequence[float], as_json: bool = False) -> int:
+    """Measures these workloads (all when none are named) at these budgets, and prints a row each."""
+    unknown = [name for name in names if name not in zoo.WORKLOADS]
+    if unknown:
+        raise UnsupportedError(f"Known workloads are {', '.join(zoo.WORKLOADS)}. Received: {', '.join(unknown)}")
+    rows = []
+    for name in names or zoo.WORKLOADS:
+        code = f"from checkmate_tf import benchmark; benchmark.measure({name!r}, {list(shares)!r})"
+        finished = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False,
+                                  env=dict(os.environ, TF_CPU_ALLOCATOR_USE_BFC="true", TF_CPP_MIN_LOG_LEVEL="3"))
+        if finished.returncode != 0:
+            return finished.returncode
+        lines = [line for line in finished.stdout.splitlines() if line.startswith("{")]
+        rows += [json.loads(line) for line in lines]
+        if as_json:
+            print("\n".join(lines), flush=True)
+    if not as_json:
+        Console(highlight=False, width=130).print(_table(rows))
+    return 0
+
+
+def measure(name: str, shares: Sequence[float]) -> None:
+    """Measures one workload in this process; prints a JSON line a budget."""
+    workload = zoo.WORKLOADS[name]
+    keras.utils.set_random_seed(0)
+    model = workload.model()
+    x, y = workload.data(workload.batch_size * _STEPS)
+    batch = tuple(tf.constant(part[:workload.batch_size]) for part in (x, y))
+    needs = checkmate_tf.estimate(model, *batch, verbose=0)
+    rows, plans = [], {}
+    for share in shares:
+        budget = int(needs.resident_bytes + share * (needs.keep_all_peak_bytes - needs.resident_bytes))
+        row = {"workload": name, "share": share, "budget": budget}
+        rows.append(row)
+        checkmate_tf.compile(model, budget, verbose=0)
+        first = _FirstStep()
+        try:
+            model.fit(x, y, batch_size=workload.batch_size, verbose=0, callbacks=[first])
+        except checkmate_tf.InfeasibleBudgetError as error:
+            row |= {"minimum": error.minimum_bytes, "proven": error.minimum_is_proven}
+            continue
+        device.reset_peak()
+        model.fit(x, y, batch_size=workload.batch_size, verbose=0)
+        solution = model.checkmate.solution
+        plans[share] = solution.plan
+        row |= {"first_step_seconds": first.seconds, "simulated_peak": solution.peak_bytes, "predicted_overhead": solution.overhead,
+                "measured_peak": device.measured_memory()[1], "first_measured_peak": model.checkmate.measured_peak_bytes,
+                "solver": solution.stats.get("found_by", solution.solver), "solve_seconds": solution.stats["solve_seconds"]}
+    checkmate_tf.restore(model)
+    prepared = planning.prepare(model, batch_specs(batch), "auto", lambda text: None, batch_is_there=True)
+    traced, graph = prepared.traced, prepared.graph
+    steps = {"keep": emit(traced, graph, plan_from_order(graph, graph.order))}
+    steps |= {share: emit(traced, graph, plan) for share, plan in plans.items()}
+    equal = _equal_after_steps(traced, steps, batch)
+    model.make_train_function(force=True)
+    ratios = _ratios({"plain": lambda: model.train_function(iter([batch])), **{
+        share: lambda step=step: step(batch) for share, step in steps.items()}})
+    for row in rows:
+        row |= {"resident": needs.resident_bytes, "keep_all_peak": needs.keep_all_peak_bytes, "keep_ratio": ratios["keep"]}
+        if row["share"] in plans:
+            row |= {"ratio": ratios[row["share"]], "equal": equal[row["share"]]}
+        print(json.dumps(row), flush=True)
+
+
+def _equal_after_steps(traced, steps: dict, batch) -> dict:
+    """For each plan, whether every variable has the same bits as with everything kept after some steps."""
+    start = variables.snapshot(traced)
+    ends = {}
+    for share, step in steps.items():
+        variables.put_back(traced, start)
+        for _ in range(_EQUAL_STEPS):
+            step(batch)
+        ends[share] = variables.snapshot(traced)
+    variables.put_back(traced, start)
+    return {share: all(np.array_equal(end[name], value, equal_nan=True) for name, value in ends["keep"].items())
+            for share, end in ends.items()}
+
+
+def _ratios(runs: dict[object, Callable]) -> dict:
+    """The median over rounds of each run's time over that of "plain", all of them in turn in every round."""
+    seconds: dict[object, list[float]] = {name: [] for name in runs}
+    for name, function in runs.items():
+        function()
+    for _ in range(_ROUNDS):
+        for name, function in runs.items():
+            started = time.perf_counter()
+            for value in function().values():
+                keras.ops.convert_to_numpy(value)
+            seconds[name].append(time.perf_counter() - started)
+    return {name: float(np.median(np.divide(times, seconds["plain"]))) for name, times in seconds.items()}
+
+
+class _FirstStep(keras.callbacks.Callback):
+    """Knows how long it took from its making to the end of the first step."""
+
+    def __init__(self):
+        super().__init__()
+        self.seconds, self._started = None, time.monotonic()
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.seconds is None:
+            self.seconds = time.monotonic() - self._started
+
+
+def _table(rows: Sequence[dict]) -> Table:
+    table = Table(title="Budgets between resident bytes and the keep-everything peak, on this machine", title_justify="left")
+    for column in ("workload", "share", "budget", "simulated", "measured", "predicted", "step / plain", "kept / plain", "same bits",
+                   "first step"):
+        table.add_column(column, justify="left" if column == "workload" else "right")
+    for row in rows:
+        cells = [row["workload"], f"{100 * row['share']:.0f} %", format_bytes(row["budget"])]
+        if "ratio" in row:
+            cells += [format_bytes(row["simulated_peak"]), format_bytes(row["measured_peak"]),
+                      f"+{100 * row['predicted_overhead']:.1f} %", f"{row['ratio']:.2f}", f"{row['keep_ratio']:.2f}",
+                      "yes" if row["equal"] else "NO", f"{row['first_step_seconds']:.0f} s"]
+        else:
+            cells += [f"needs {format_bytes(row['minimum'])}", "", "", "", f"{row['keep_ratio']:.2f}", "", ""]
+        table.add_row(*cells)
+    return table
