@@ -10,6 +10,7 @@ if __name__ != "checkmate_tf.solvers":
                       f"Received: import {__name__}")
 
 from checkmate_tf.ir.errors import SolverError
+from checkmate_tf.solvers.anneal import Anneal
 from checkmate_tf.solvers.auto import Auto
 from checkmate_tf.solvers.base import (Answer, Limits, Progress, Solution, Solver, Status, StoppedBy, ignore_progress,
                                        solve)
@@ -25,6 +26,7 @@ _SOLVERS = {solver.name: solver for solver in (
     Auto(),
     KeepAll(),
     Greedy(),
+    Anneal(),
     Ilp(),
     SquareRoot("chen_sqrt", articulation_points),
     ChenGreedy("chen_greedy", articulation_points),

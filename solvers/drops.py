@@ -13,10 +13,10 @@ the steps over the budget, it is overflow removed per second.
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from checkmate_tf.solvers import slots
+from checkmate_tf.solvers.compiled import compiled, leaf
 
 FITS, STUCK, NO_ROOM, STOPPED = range(4)
 _KEEP, _RECOMPUTE = 1, 2
@@ -31,19 +31,19 @@ class Scratchpad(NamedTuple):
     price: np.ndarray     # float64 [ops], weighted bytes of having the op's outputs
     choice: np.ndarray    # int8 [values], _KEEP or _RECOMPUTE; 0 where live
     seen: np.ndarray      # int64 [values]
-    stack: np.ndarray     # int32 [ops]
-    cursor: np.ndarray    # int32 [ops]
-    chain: np.ndarray     # int32 [ops], the ops to recompute
+    stack: np.ndarray     # int64 [ops]
+    cursor: np.ndarray    # int64 [ops]
+    chain: np.ndarray     # int64 [ops], the ops to recompute
     clock: np.ndarray     # int64 [2]: the stamp, ops in the chain
 
 
 def scratchpad(ops: int, values: int) -> Scratchpad:
     """Empty memory for graphs of this size."""
     return Scratchpad(np.zeros(ops, np.int64), np.zeros(ops), np.zeros(values, np.int8), np.zeros(values, np.int64),
-                      np.zeros(ops, np.int32), np.zeros(ops, np.int32), np.zeros(ops, np.int32), np.zeros(2, np.int64))
+                      np.zeros(ops, np.int64), np.zeros(ops, np.int64), np.zeros(ops, np.int64), np.zeros(2, np.int64))
 
 
-@numba.njit(cache=True)
+@compiled
 def worst_slot(schedule):
     """The first slot that holds the most."""
     block = np.argmax(schedule.highest)
@@ -51,13 +51,13 @@ def worst_slot(schedule):
     return start + np.argmax(schedule.held[start:start + slots.BLOCK])
 
 
-@numba.njit(cache=True)
+@leaf
 def bytes_at(schedule, slot):
     """What is held in the slot, without the resident bytes."""
     return schedule.held[slot] + schedule.lazy[slot // slots.BLOCK]
 
 
-@numba.njit(cache=True)
+@leaf
 def weigh(schedule, worst, spread, weight):
     """Fills `weight`: one for the worst slot, and `spread` for each step over the budget or near it."""
     budget = schedule.counters[slots.BUDGET]
@@ -75,7 +75,7 @@ def weigh(schedule, worst, spread, weight):
     weight[len(schedule.op_at)] = total
 
 
-@numba.njit(cache=True)
+@leaf
 def _price_of_input(problem, schedule, pad, weight, value, slot, rate, may_recompute):
     """(weighted bytes of keeping the value alive up to the slot, whether to look into recomputing it)."""
     maker = problem.producer[value]
@@ -87,13 +87,13 @@ def _price_of_input(problem, schedule, pad, weight, value, slot, rate, may_recom
     return keep, may_recompute and keep > rate * max(problem.cost[maker], _FREE) and _can_run(problem, schedule, maker, slot)
 
 
-@numba.njit(cache=True)
+@leaf
 def _can_run(problem, schedule, op, slot):
     return (not problem.pinned[op] and schedule.runs[op] < schedule.run_slot.shape[1]
             and slots.deadline(problem, schedule, op) > slot)
 
 
-@numba.njit(cache=True)
+@leaf
 def _advance(problem, schedule, weight, op, slot):
     """Weighted bytes of having the op's next recomputation at `slot` instead; infinite where there is none."""
     run = slots.run_before(schedule, op, slot) + 1
@@ -108,7 +108,7 @@ def _advance(problem, schedule, weight, op, slot):
     return total
 
 
-@numba.njit(cache=True)
+@leaf
 def find_chain(problem, schedule, pad, weight, op, slot, rate):
     """Decides, input by input, how to recompute the op right before the slot; the ops to run are left in pad.chain.
 
@@ -149,7 +149,7 @@ def find_chain(problem, schedule, pad, weight, op, slot, rate):
     return _collect(problem, schedule, pad, weight, op, slot, rate)
 
 
-@numba.njit(cache=True)
+@leaf
 def _collect(problem, schedule, pad, weight, op, slot, rate):
     """Follows the choices: the chain's ops once each, its weighted bytes and seconds."""
     pad.clock[0] += 1
@@ -187,7 +187,7 @@ def _collect(problem, schedule, pad, weight, op, slot, rate):
     return kept, seconds
 
 
-@numba.njit(cache=True)
+@leaf
 def score(problem, schedule, pad, weight, value, worst, rate):
     """(weighted bytes freed, seconds, the slot of the next use) of dropping the value around the worst slot."""
     maker = problem.producer[value]
@@ -205,7 +205,7 @@ def score(problem, schedule, pad, weight, value, worst, rate):
     return gain, seconds, until
 
 
-@numba.njit(cache=True)
+@leaf
 def _reads(problem, op, value):
     for place in range(problem.input_start[op], problem.input_start[op + 1]):
         if problem.input_value[place] == value:
@@ -213,7 +213,7 @@ def _reads(problem, op, value):
     return False
 
 
-@numba.njit(cache=True)
+@leaf
 def best_score(problem, schedule, pad, weight, value, worst, rate):
     """As `score`, at the rate that the drop itself reaches; pad.chain is left accordingly."""
     gain, seconds, until = score(problem, schedule, pad, weight, value, worst, rate)
@@ -225,7 +225,7 @@ def best_score(problem, schedule, pad, weight, value, worst, rate):
     return score(problem, schedule, pad, weight, value, worst, 0.0)
 
 
-@numba.njit(cache=True)
+@compiled
 def recompute(problem, schedule, pad, slot, weight, rate):
     """Inserts pad.chain right before the slot, in the graph's order; False where the slots do not suffice."""
     count = pad.clock[1]
@@ -243,7 +243,7 @@ def recompute(problem, schedule, pad, slot, weight, rate):
     return True
 
 
-@numba.njit(cache=True)
+@compiled
 def lower(problem, schedule, pad, weight, spread, factor, rate, most_drops):
     """Drops values until the schedule fits. Returns FITS, STUCK, NO_ROOM (more slots are needed) or STOPPED, and the rate.
 
@@ -287,7 +287,7 @@ def lower(problem, schedule, pad, weight, spread, factor, rate, most_drops):
             return STUCK, rate
 
 
-@numba.njit(cache=True)
+@compiled
 def _make_room(problem, schedule, slot, room):
     """Lays the schedule out anew with empty slots before the run in `slot`; False where that would be too dense."""
     order = slots.order_of(schedule)
@@ -300,7 +300,7 @@ def _make_room(problem, schedule, slot, room):
     return True
 
 
-@numba.njit(cache=True)
+@compiled
 def tidy(problem, schedule):
     """Removes recomputations, dearest first, as long as the schedule still fits. Returns how many went."""
     removed = 0

@@ -101,5 +101,5 @@ def _attempt(graph, problem, budget_bytes, deadline, spread, factor) -> Attempt:
             break
     if state == drops.FITS:
         drops.tidy(problem, schedule)
-    return Attempt(tuple(slots.order_of(schedule).tolist()), int(schedule.highest.max()) + graph.resident_bytes,
+    return Attempt(tuple(slots.order_of(schedule).tolist()), slots.peak_of(schedule) + graph.resident_bytes,
                    float(schedule.spent[0]) * graph.seconds, state == drops.FITS)

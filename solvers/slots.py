@@ -6,9 +6,9 @@ the run's slot to its last use before run i + 1, results of the last run to the 
 `plan_from_order` derives, so the largest `held` over slots is the simulated peak. An empty slot holds no more
 than the last run before it.
 
-Bytes held are kept in blocks of 64 slots with a lazy addend, a maximum, a minimum, and the bytes over the
-budget summed over slots; changing a value's life costs one visit per block, not per slot. `overflow` is the sum
-over all blocks.
+Bytes held are kept in blocks of 64 slots with a lazy addend, bounds on their maximum and minimum, and the bytes over
+the budget summed over slots; changing a value's life costs one visit per block, not per slot. Slots are looked at
+one by one only in blocks that may be over the budget: there the bounds are exact.
 
 Two tuples of arrays travel through all compiled functions: `Problem` (the graph in compressed rows, never changed) and
 `Schedule` (changed in place). The functions keep an order valid as long as: what is inserted is no `pinned` op (one
@@ -17,10 +17,10 @@ that must run once), stands after the first run of what it reads, and before the
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from checkmate_tf.ir.graph import Graph
+from checkmate_tf.solvers.compiled import compiled, leaf
 
 BLOCK = 64
 # Places in Schedule.counters.
@@ -30,15 +30,15 @@ BUDGET, OVERFLOW, LENGTH, LOGGED, LOGGING, MANY, CHANGES = range(7)
 class Problem(NamedTuple):
     """A graph as arrays. Rows are compressed: those of i are at [start[i], start[i + 1])."""
 
-    input_start: np.ndarray     # int32 [ops + 1]
+    input_start: np.ndarray     # int64 [ops + 1]
     input_value: np.ndarray
-    output_start: np.ndarray    # int32 [ops + 1]
+    output_start: np.ndarray    # int64 [ops + 1]
     output_value: np.ndarray
-    use_start: np.ndarray       # int32 [values + 1]
+    use_start: np.ndarray       # int64 [values + 1]
     use_op: np.ndarray
-    writer_start: np.ndarray    # int32 [ops + 1]
+    writer_start: np.ndarray    # int64 [ops + 1]
     writer_op: np.ndarray       # ops that overwrite an input of the op
-    producer: np.ndarray        # int32 [values]
+    producer: np.ndarray        # int64 [values]
     size: np.ndarray            # int64 [values], bytes
     scratch: np.ndarray         # int64 [ops], bytes
     cost: np.ndarray            # float64 [ops], share of the graph's seconds
@@ -49,18 +49,18 @@ class Problem(NamedTuple):
 class Schedule(NamedTuple):
     """Runs in slots and what they hold."""
 
-    op_at: np.ndarray       # int32 [slots], -1 where empty
-    run_slot: np.ndarray    # int32 [ops, runs], ascending
-    runs: np.ndarray        # int32 [ops]
-    last_use: np.ndarray    # int32 [values, runs]; the run's slot when unused
+    op_at: np.ndarray       # int64 [slots], -1 where empty
+    run_slot: np.ndarray    # int64 [ops, runs], ascending
+    runs: np.ndarray        # int64 [ops]
+    last_use: np.ndarray    # int64 [values, runs]; the run's slot when unused
     held: np.ndarray        # int64 [slots], without the block's `lazy`
     lazy: np.ndarray        # int64 [blocks]
-    highest: np.ndarray     # int64 [blocks], bytes held
-    lowest: np.ndarray      # int64 [blocks], bytes held
+    highest: np.ndarray     # int64 [blocks], at least the most bytes held; exact where that is over the budget
+    lowest: np.ndarray      # int64 [blocks], at most the fewest bytes held
     over: np.ndarray        # int64 [blocks], bytes over the budget, summed over slots
-    log: np.ndarray         # int32 [steps, 3]: inserted or removed, op, slot
-    many: np.ndarray        # int32 [ops]: the first counters[MANY] are the ops with more than one run
-    many_at: np.ndarray     # int32 [ops]: where in `many`, or -1
+    log: np.ndarray         # int64 [steps, 4]: 1, -1 or 0 for inserted, removed or shifted, op, slot, slot before
+    many: np.ndarray        # int64 [ops]: the first counters[MANY] are the ops with more than one run
+    many_at: np.ndarray     # int64 [ops]: where in `many`, or -1
     counters: np.ndarray    # int64 [7]
     spent: np.ndarray       # float64 [1], sum of Problem.cost over runs
 
@@ -72,9 +72,9 @@ def problem_from(graph: Graph) -> Problem:
     is_result[list(graph.results)] = True
     writers = [sorted({writer for value in op.inputs for writer in graph.writers[value] if writer != op.index})
                for op in graph.ops]
-    return Problem(*_rows([op.inputs for op in graph.ops]), *_rows([op.outputs for op in graph.ops]),
-                   *_rows(graph.consumers), *_rows(writers),
-                   np.array([value.producer for value in graph.values], np.int32),
+    return Problem(*rows([op.inputs for op in graph.ops]), *rows([op.outputs for op in graph.ops]),
+                   *rows(graph.consumers), *rows(writers),
+                   np.array([value.producer for value in graph.values], np.int64),
                    np.array([value.bytes for value in graph.values], np.int64),
                    np.array([op.scratch_bytes for op in graph.ops], np.int64),
                    np.array([op.seconds / total for op in graph.ops], np.float64),
@@ -92,23 +92,28 @@ def schedule_from(problem: Problem, order, budget_bytes: int, slots_per_step: in
     most = int(np.bincount(np.asarray(order, np.int64), minlength=1).max(initial=0))
     runs = max(runs, most + 2)
     slots = blocks * BLOCK
-    schedule = Schedule(np.full(slots, -1, np.int32), np.zeros((ops, runs), np.int32), np.zeros(ops, np.int32),
-                        np.zeros((values, runs), np.int32), np.zeros(slots, np.int64), np.zeros(blocks, np.int64),
+    schedule = Schedule(np.full(slots, -1, np.int64), np.zeros((ops, runs), np.int64), np.zeros(ops, np.int64),
+                        np.zeros((values, runs), np.int64), np.zeros(slots, np.int64), np.zeros(blocks, np.int64),
                         np.zeros(blocks, np.int64), np.zeros(blocks, np.int64), np.zeros(blocks, np.int64),
-                        np.zeros((4096, 3), np.int32), np.zeros(ops, np.int32), np.full(ops, -1, np.int32),
+                        np.zeros((4096, 4), np.int64), np.zeros(ops, np.int64), np.full(ops, -1, np.int64),
                         np.zeros(7, np.int64), np.zeros(1))
     schedule.counters[BUDGET] = budget_bytes
-    spread(problem, schedule, np.asarray(order, np.int32), -1, 0)
+    spread(problem, schedule, np.asarray(order, np.int64), -1, 0)
     return schedule
 
 
-@numba.njit(cache=True)
+def peak_of(schedule: Schedule) -> int:
+    """The most bytes held, without the resident bytes."""
+    return int((schedule.held + np.repeat(schedule.lazy, BLOCK)).max())
+
+
+@compiled
 def order_of(schedule):
     """The ops in order of computation."""
     return schedule.op_at[schedule.op_at >= 0]
 
 
-@numba.njit(cache=True)
+@compiled
 def spread(problem, schedule, order, roomy_step, room):
     """Lays the order out anew, evenly, with at least `room` empty slots before step `roomy_step`."""
     for array in (schedule.held, schedule.lazy, schedule.highest, schedule.lowest, schedule.over):
@@ -129,7 +134,7 @@ def spread(problem, schedule, order, roomy_step, room):
     counters[CHANGES] = 0
 
 
-@numba.njit(cache=True)
+@leaf
 def add_held(schedule, first, last, delta):
     """Adds bytes to the slots from first to last, both included."""
     if delta == 0 or first > last:
@@ -148,24 +153,32 @@ def add_held(schedule, first, last, delta):
         schedule.lowest[block] = lowest + delta
         schedule.highest[block] = highest
         if highest <= budget:
-            over = 0
+            change -= schedule.over[block]
+            schedule.over[block] = 0
         elif lowest >= budget and lowest + delta >= budget:
-            over = schedule.over[block] + BLOCK * delta
+            change += BLOCK * delta
+            schedule.over[block] += BLOCK * delta
         else:
-            over = 0
-            limit = budget - schedule.lazy[block]
-            for slot in range(block * BLOCK, (block + 1) * BLOCK):
-                over += max(schedule.held[slot] - limit, 0)
-        change += over - schedule.over[block]
-        schedule.over[block] = over
+            _look_at_block(schedule, block)
     schedule.counters[OVERFLOW] += change
 
 
-@numba.njit(cache=True)
+@leaf
 def _add_in_block(schedule, block, first, end, delta):
     held = schedule.held
     for slot in range(first, end):
         held[slot] += delta
+    if delta > 0:
+        schedule.highest[block] += delta
+    else:
+        schedule.lowest[block] += delta
+    if schedule.highest[block] > schedule.counters[BUDGET]:
+        _look_at_block(schedule, block)
+
+
+@leaf
+def _look_at_block(schedule, block):
+    held = schedule.held
     lazy = schedule.lazy[block]
     limit = schedule.counters[BUDGET] - lazy
     highest = lowest = held[block * BLOCK]
@@ -180,7 +193,7 @@ def _add_in_block(schedule, block, first, end, delta):
     schedule.over[block] = over
 
 
-@numba.njit(cache=True)
+@leaf
 def run_before(schedule, op, slot):
     """The number of the op's last run before the slot, or -1."""
     run = schedule.runs[op] - 1
@@ -189,7 +202,7 @@ def run_before(schedule, op, slot):
     return run
 
 
-@numba.njit(cache=True)
+@leaf
 def use_before(problem, schedule, value, slot, at_least):
     """The last slot before `slot` in which the value is read, or `at_least`."""
     found = at_least
@@ -201,7 +214,7 @@ def use_before(problem, schedule, value, slot, at_least):
     return found
 
 
-@numba.njit(cache=True)
+@leaf
 def use_after(problem, schedule, value, slot):
     """The first slot after `slot` in which the value is read, or the last slot of all."""
     found = len(schedule.op_at) - 1
@@ -213,7 +226,7 @@ def use_after(problem, schedule, value, slot):
     return found
 
 
-@numba.njit(cache=True)
+@leaf
 def deadline(problem, schedule, op):
     """The first slot in which the op can no longer run, because something it reads has been overwritten."""
     found = len(schedule.op_at)
@@ -224,7 +237,7 @@ def deadline(problem, schedule, op):
     return found
 
 
-@numba.njit(cache=True)
+@leaf
 def insert(problem, schedule, op, slot):
     """Puts a run into an empty slot. All that it reads must have run before; there must be room for one more run."""
     run_slot, last_use, counters = schedule.run_slot, schedule.last_use, schedule.counters
@@ -249,13 +262,7 @@ def insert(problem, schedule, op, slot):
             add_held(schedule, slot, last_use[value, run], problem.size[value])
         else:
             add_held(schedule, slot, slot, problem.size[value])
-    for place in range(problem.input_start[op], problem.input_start[op + 1]):
-        value = problem.input_value[place]
-        maker = problem.producer[value]
-        made = run_before(schedule, maker, slot)
-        if slot > last_use[value, made]:
-            add_held(schedule, last_use[value, made] + 1, slot, problem.size[value])
-            last_use[value, made] = slot
+    _read(problem, schedule, op, slot)
     if count == 1:
         schedule.many[counters[MANY]] = op
         schedule.many_at[op] = counters[MANY]
@@ -263,18 +270,12 @@ def insert(problem, schedule, op, slot):
     _count(schedule, problem.cost[op], 1, op, slot)
 
 
-@numba.njit(cache=True)
+@leaf
 def remove(problem, schedule, op, run):
     """Takes out a run that is not the first, or a first one that nobody uses before the second."""
     run_slot, last_use, counters = schedule.run_slot, schedule.last_use, schedule.counters
     slot, count = run_slot[op, run], schedule.runs[op]
-    for place in range(problem.input_start[op], problem.input_start[op + 1]):
-        value = problem.input_value[place]
-        maker = problem.producer[value]
-        made = run_before(schedule, maker, slot)
-        if last_use[value, made] == slot:
-            last_use[value, made] = use_before(problem, schedule, value, slot, run_slot[maker, made])
-            add_held(schedule, last_use[value, made] + 1, slot, -problem.size[value])
+    _read_no_more(problem, schedule, op, slot)
     for place in range(problem.output_start[op], problem.output_start[op + 1]):
         value = problem.output_value[place]
         if last_use[value, run] == slot:
@@ -298,45 +299,98 @@ def remove(problem, schedule, op, run):
     _count(schedule, -problem.cost[op], -1, op, slot)
 
 
-@numba.njit(cache=True)
+@leaf
+def shift(problem, schedule, op, run, slot):
+    """Moves a run to an empty slot between the op's runs before and after it, before its first use, after what it reads."""
+    old = schedule.run_slot[op, run]
+    _read_no_more(problem, schedule, op, old)
+    for place in range(problem.output_start[op], problem.output_start[op + 1]):
+        value = problem.output_value[place]
+        if schedule.last_use[value, run] == old:
+            add_held(schedule, old, old, -problem.size[value])
+            add_held(schedule, slot, slot, problem.size[value])
+            schedule.last_use[value, run] = slot
+        elif slot < old:
+            add_held(schedule, slot, old - 1, problem.size[value])
+        else:
+            add_held(schedule, old, slot - 1, -problem.size[value])
+    add_held(schedule, old, old, -problem.scratch[op])
+    add_held(schedule, slot, slot, problem.scratch[op])
+    schedule.op_at[old] = -1
+    schedule.op_at[slot] = op
+    schedule.run_slot[op, run] = slot
+    _read(problem, schedule, op, slot)
+    _log(schedule, 0, op, slot, old)
+
+
+@leaf
+def _read(problem, schedule, op, slot):
+    for place in range(problem.input_start[op], problem.input_start[op + 1]):
+        value = problem.input_value[place]
+        made = run_before(schedule, problem.producer[value], slot)
+        if slot > schedule.last_use[value, made]:
+            add_held(schedule, schedule.last_use[value, made] + 1, slot, problem.size[value])
+            schedule.last_use[value, made] = slot
+
+
+@leaf
+def _read_no_more(problem, schedule, op, slot):
+    for place in range(problem.input_start[op], problem.input_start[op + 1]):
+        value = problem.input_value[place]
+        maker = problem.producer[value]
+        made = run_before(schedule, maker, slot)
+        if schedule.last_use[value, made] == slot:
+            last = use_before(problem, schedule, value, slot, schedule.run_slot[maker, made])
+            schedule.last_use[value, made] = last
+            add_held(schedule, last + 1, slot, -problem.size[value])
+
+
+@leaf
 def _count(schedule, cost, sign, op, slot):
-    counters = schedule.counters
     schedule.spent[0] += cost
-    counters[LENGTH] += sign
+    schedule.counters[LENGTH] += sign
+    _log(schedule, sign, op, slot, slot)
+
+
+@leaf
+def _log(schedule, kind, op, slot, old):
+    counters = schedule.counters
     counters[CHANGES] += 1
     if counters[LOGGING] and counters[LOGGED] < len(schedule.log):
         logged = schedule.log[counters[LOGGED]]
-        logged[0], logged[1], logged[2] = sign, op, slot
+        logged[0], logged[1], logged[2], logged[3] = kind, op, slot, old
         counters[LOGGED] += 1
 
 
-@numba.njit(cache=True)
+@leaf
 def begin(schedule):
     """From here on steps are logged, for `undo`."""
     schedule.counters[LOGGED] = 0
     schedule.counters[LOGGING] = 1
 
 
-@numba.njit(cache=True)
+@leaf
 def log_is_full(schedule):
     """Whether a long compound move must end now to stay undoable."""
     return schedule.counters[LOGGED] > len(schedule.log) - 256
 
 
-@numba.njit(cache=True)
+@leaf
 def undo(problem, schedule):
     """Takes back every step since `begin`."""
     schedule.counters[LOGGING] = 0
     for step in range(schedule.counters[LOGGED] - 1, -1, -1):
-        op, slot = schedule.log[step, 1], schedule.log[step, 2]
-        if schedule.log[step, 0] > 0:
+        kind, op, slot = schedule.log[step, 0], schedule.log[step, 1], schedule.log[step, 2]
+        if kind == 0:
+            shift(problem, schedule, op, run_before(schedule, op, slot + 1), schedule.log[step, 3])
+        elif kind > 0:
             remove(problem, schedule, op, run_before(schedule, op, slot + 1))
         else:
             insert(problem, schedule, op, slot)
     schedule.counters[LOGGED] = 0
 
 
-@numba.njit(cache=True)
+@leaf
 def is_idle_run(problem, schedule, op, run):
     """Whether nobody uses what this run makes."""
     for place in range(problem.output_start[op], problem.output_start[op + 1]):
@@ -345,7 +399,7 @@ def is_idle_run(problem, schedule, op, run):
     return True
 
 
-@numba.njit(cache=True)
+@compiled
 def remove_with_causes(problem, schedule, op, run):
     """Removes a recomputation, and in turn the recomputations that were made only for it."""
     todo = [(op, schedule.run_slot[op, run])]
@@ -362,7 +416,7 @@ def remove_with_causes(problem, schedule, op, run):
                 todo.append((maker, schedule.run_slot[maker, made]))
 
 
-def _rows(rows):
-    start = np.zeros(len(rows) + 1, np.int32)
+def rows(rows):
+    start = np.zeros(len(rows) + 1, np.int64)
     start[1:] = np.cumsum([len(row) for row in rows])
-    return start, np.array([entry for row in rows for entry in row], np.int32)
+    return start, np.array([entry for row in rows for entry in row], np.int64)

@@ -22,7 +22,7 @@ def test_slots_hold_what_the_simulator_says():
         graph = random_graph(seed, max_ops=12)
         schedule = slots.schedule_from(slots.problem_from(graph), graph.order, 0)
         timeline = keep_all_timeline(graph)
-        assert schedule.highest.max() + graph.resident_bytes == timeline.peak_bytes
+        assert slots.peak_of(schedule) + graph.resident_bytes == timeline.peak_bytes
         assert slots.order_of(schedule).tolist() == list(graph.order)
 
 
@@ -44,7 +44,7 @@ def test_runs_come_and_go_without_a_trace():
                 continue
             slots.insert(problem, schedule, op, int(random.choice(free)))
             timeline = simulate(graph, plan_from_order(graph, slots.order_of(schedule).tolist()))
-            assert _held(schedule).max() + graph.resident_bytes == timeline.peak_bytes
+            assert slots.peak_of(schedule) + graph.resident_bytes == timeline.peak_bytes
             assert schedule.counters[slots.OVERFLOW] == np.maximum(_held(schedule) - 5, 0).sum()
             checked += 1
         slots.undo(problem, schedule)
@@ -133,8 +133,7 @@ def _contents(problem, schedule):
     slots_of = [schedule.run_slot[op, :runs] for op, runs in enumerate(schedule.runs)]
     uses = [schedule.last_use[value, :schedule.runs[op]] for value, op in enumerate(problem.producer)]
     return [schedule.op_at, schedule.runs, np.concatenate(slots_of), np.concatenate([[0], *uses]), _held(schedule),
-            schedule.over, schedule.highest, schedule.lowest,
-            schedule.counters[[slots.OVERFLOW, slots.LENGTH, slots.MANY]]]
+            schedule.over, schedule.counters[[slots.OVERFLOW, slots.LENGTH, slots.MANY]]]
 
 
 def _held(schedule):

@@ -1,0 +1,33 @@
+"""Numba with a cache on disk that can be trusted, or none.
+
+Compiling the search takes some ten seconds, so its machine code is kept next to the sources or, where that is read-only,
+in the user's cache folder. Numba throws it away when the file of a function changes, but not when a function that it
+calls from another file does: then old code would run on. Here all files of compiled code count for each of them.
+"""
+
+import hashlib
+import pathlib
+
+import numba
+
+_FILES = ("compiled.py", "slots.py", "drops.py", "moves.py")
+_STAMP = hashlib.sha256(b"".join(pathlib.Path(__file__).with_name(name).read_bytes() for name in _FILES)).hexdigest()
+
+
+def compiled(function):
+    """`numba.njit` with a cache that is stale as soon as any of the files changes."""
+    return _cached(function)
+
+
+def leaf(function):
+    """The same, twice as fast, for functions that neither make nor return arrays: their references are not counted."""
+    return _cached(function, _nrt=False)
+
+
+def _cached(function, **options):
+    try:
+        dispatcher = numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # there is no folder to write to
+        return numba.njit(**options)(function)
+    dispatcher._cache._cache_file._source_stamp = _STAMP  # Numba offers no public way to say this
+    return dispatcher
