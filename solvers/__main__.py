@@ -55,7 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m checkmate_tf.solvers",
                                      description="Solves a bare rematerialization instance.")
     parser.add_argument("instance", type=pathlib.Path, help='JSON file with "ops" and "edges"')
-    parser.add_argument("--budget", required=True, help="fraction of the keep-everything peak (0.8), or absolute (4000)")
+    parser.add_argument("--budget", required=True,
+                        help="fraction of the keep-everything peak (0.8), or absolute (4000)")
     parser.add_argument("--solver", default="auto", help=f"one of {', '.join(names())}")
     parser.add_argument("--time-limit", type=_positive(float), default=Limits().seconds, metavar="SECONDS")
     parser.add_argument("--threads", type=_positive(int), default=Limits().threads)

@@ -14,6 +14,7 @@ import dataclasses
 import datetime
 import enum
 import math
+import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -63,8 +64,7 @@ class LinearModel:
 
     def columns(self, count: int, *, lower=0.0, upper=1.0, cost=0.0, integer: bool = True) -> np.ndarray:
         """Adds `count` variables; their indices. Bounds and costs are numbers or arrays."""
-        self._columns.append((np.broadcast_to(lower, count), np.broadcast_to(upper, count), np.broadcast_to(cost, count),
-                              np.full(count, integer)))
+        self._columns.append(tuple(np.broadcast_to(field, count) for field in (lower, upper, cost, integer)))
         self.column_count += count
         return np.arange(self.column_count - count, self.column_count)
 
@@ -91,16 +91,17 @@ class LinearModel:
               start: Mapping[int, float] | None = None) -> Outcome:
         """Runs the engine. `start` is a solution to begin with: values of columns, all integer ones at least.
 
-        Raises SolverError if OR-Tools refuses the model.
+        The seconds include handing the model over. Raises SolverError if OR-Tools refuses the model.
         """
-        parameters = mathopt.SolveParameters(time_limit=datetime.timedelta(seconds=max(seconds, 0.01)),
-                                             relative_gap_tolerance=gap, random_seed=seed)
+        started = time.monotonic()
         model_parameters = mathopt.ModelSolveParameters()
         try:
             model = mathopt.Model.from_model_proto(self._proto())
             if start is not None:
                 values = {model.get_variable(column): value for column, value in start.items()}
                 model_parameters.solution_hints.append(mathopt.SolutionHint(variable_values=values))
+            left = datetime.timedelta(seconds=max(seconds - (time.monotonic() - started), 0.01))
+            parameters = mathopt.SolveParameters(time_limit=left, relative_gap_tolerance=gap, random_seed=seed)
             result = mathopt.solve(model, _SOLVER_TYPES[engine], params=parameters, model_params=model_parameters)
         except (ValueError, RuntimeError, AttributeError) as error:  # the last by a slip in MathOpt's own translation
             raise SolverError(f"OR-Tools' {engine.value} refused a model of {self.column_count} columns and "

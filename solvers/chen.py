@@ -135,7 +135,7 @@ def greedy_borders(graph: Graph, candidates: Iterable[int], segment_bytes: float
 
 
 def recomputing_order(graph: Graph, borders: Set[int]) -> tuple[int, ...]:
-    """The order that keeps the borders and the last segment, and recomputes other forward values for the backward pass."""
+    """The order that keeps the borders and the last segment, and recomputes other forward values when needed."""
     last_border = max(borders, default=-1)
     dropped = {op for op in forward_ops(graph) if op < last_border and op not in borders}
     last = last_stages(graph)
@@ -157,7 +157,7 @@ def recomputing_order(graph: Graph, borders: Set[int]) -> tuple[int, ...]:
 
 def _cheapest(graph: Graph, budget_bytes: int, limits: Limits, report: Report,
               border_sets: Iterable[frozenset[int]]) -> Answer:
-    """The cheapest order within the budget of those that the border sets give, the smaller peak where costs are equal."""
+    """The cheapest order within the budget of those that the border sets give; of equal ones that of least peak."""
     started = time.monotonic()
     best, best_rank, tried = None, (math.inf, math.inf), set()
     stopped_by = StoppedBy.DONE

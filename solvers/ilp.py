@@ -20,10 +20,12 @@ until everything fits: that is then the optimum of eq. 9, most of which was neve
     no_stage_plan          the same for stage plans
     rounds, exact_stages   how often the program was solved, and how many stages needed exact memory
 
-Engines round within their tolerances, so a plan may come out a few bytes too large although all its stages are exact;
-then less memory is allowed. Graphs of more than 250 ops are not tried: writing the program down alone would take
-too long. The tests compare with an exhaustive search over stage plans. HiGHS is the default: on the literature's graphs of
-45 to 185 ops it needed a third to a half of SCIP's time where both finish, and finished more often.
+The engines look at the clock between their steps, so the time limit may be passed by some seconds on large graphs.
+They round within their tolerances, so a plan may come out a few bytes too large although all its stages are exact;
+then less memory is allowed. Graphs of more than 400 ops are not tried: the columns and rows grow with the square of
+their number, and the first linear relaxation alone takes minutes. The tests compare with an exhaustive search over
+stage plans. HiGHS is the default: on the literature's graphs of 45 to 100 ops it took about half of SCIP's time where
+both finish, and finished more often.
 """
 
 import dataclasses
@@ -60,8 +62,8 @@ class Ilp:
     name: str = "ilp"
     engine: Engine = Engine.HIGHS
     start: tuple[int, ...] | None = None
-    bound_share: float = 0.7
-    max_ops: int = 250
+    bound_share: float = 0.85
+    max_ops: int = 400
 
     def search(self, graph: Graph, budget_bytes: int, limits: Limits, report: Report) -> Answer:
         if len(graph.ops) > self.max_ops:
@@ -91,7 +93,7 @@ class _Search:
         return Answer(self._order, stopped_by, bound_seconds, stats=self._stats)
 
     def _solve_rounds(self) -> StoppedBy:
-        """Solves the program, first with certain memory alone, then with exact memory where the solution takes too much."""
+        """Solves the program, first with certain memory alone, then with exact memory where it takes too much."""
         budget_bytes, exact, is_first = self._budget_bytes, set(), True
         while self._left() > 0:
             program = StageProgram(self._graph, budget_bytes, exact)
@@ -107,6 +109,8 @@ class _Search:
                 too_large, excess_bytes = self._judge(program.kept(outcome.values))
                 if self._is_proved() or (not too_large and outcome.end is End.OPTIMAL):
                     return StoppedBy.DONE
+                if not too_large:  # the time was not enough for an optimum, and there is nothing to add
+                    return StoppedBy.TIME
                 budget_bytes -= excess_bytes if too_large <= exact else 0
             elif is_first:
                 too_large = set(range(matrices.stage_count(self._graph)))  # nothing to learn from: eq. 9 as it stands

@@ -122,7 +122,10 @@ def free_pairs(graph: Graph) -> tuple[tuple[int, int], ...]:
 
 
 def frees(graph: Graph, runs: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """FREE by eq. 5, bool [T, F]: op k runs, v is not kept into the next stage, and no later reader runs in this one."""
+    """FREE by eq. 5, bool [T, F].
+
+    Op k runs, v is not kept into the next stage, and no later reader runs in this one.
+    """
     stages = stage_count(graph)
     released = np.zeros((stages, len(free_pairs(graph))), dtype=bool)
     kept_on = np.zeros((stages, len(graph.values)), dtype=bool)

@@ -8,7 +8,8 @@ Letters and stages are those of `matrices.py`. The program minimises sum C R und
 
 What our graphs have beyond the paper's: ops that must run once or read what is overwritten later have no R after
 `last_stages`; control edges hold because first runs come in the order of indices; results are what S holds after the
-last stage, which has no first run and may make them again. Fixed entries of R and S share two columns, a zero and a one, which keeps the rows uniform.
+last stage, which has no first run and may make them again. Fixed entries of R and S share two columns, a zero and a
+one, which keeps the rows uniform.
 
 *Exact memory* of a stage t, as in the paper:
 
@@ -94,7 +95,8 @@ class StageProgram:
         self._runs = np.full((stages, len(graph.ops)), self._zero)
         for op in graph.ops:
             again = slice(op.index + 1, int(self._last[op.index]) + 1)
-            self._runs[again, op.index] = model.columns(self._last[op.index] - op.index, cost=op.seconds * self.cost_unit)
+            count = int(self._last[op.index]) - op.index
+            self._runs[again, op.index] = model.columns(count, cost=op.seconds * self.cost_unit)
             self._runs[op.index, op.index] = self._one
         self._kept = np.full((stages + 1, len(graph.values)), self._zero)
         for value in graph.values:
@@ -137,13 +139,15 @@ class StageProgram:
         throughout[lasting] = model.columns(len(lasting), integer=False)
         model.rows([(throughout[lasting], 1), (before[lasting], -1), (after[lasting], -1),
                     (runs[self._producers[lasting]], 1)], low=-1)
-        read = np.array([value for op in first for value in op.inputs if throughout[value] != self._zero], dtype=np.int64)
+        read = np.array([value for op in first for value in op.inputs if throughout[value] != self._zero],
+                        dtype=np.int64)
         model.rows([(throughout[read], 1), (runs[self._producers[read]], 1)], low=1)
         total = model.columns(1, upper=self._budget, integer=False)
         model.row([*throughout[lasting], *total], [*sizes[lasting], -1], high=0)
         for rerun in again:
-            inside = _touched(self._graph.ops[rerun])
-            model.row([*total, *throughout[inside], runs[rerun]], [1, *-sizes[inside], self._need(self._graph.ops[rerun])],
+            op = self._graph.ops[rerun]
+            inside = _touched(op)
+            model.row([*total, *throughout[inside], runs[rerun]], [1, *-sizes[inside], self._need(op)],
                       high=self._budget)
 
     def _add_releases(self) -> None:
@@ -179,7 +183,7 @@ class StageProgram:
             used[turns, op.index] = model.columns(len(turns), upper=self._budget, integer=False)
             terms = [(used[turns, op.index], 1), (self._runs[turns, op.index], -made)]
             if op.index == 0:
-                terms.extend((self._kept[turns, value.index], -self._sizes[value.index]) for value in self._graph.values)
+                terms.extend((self._kept[turns, value], -size) for value, size in enumerate(self._sizes))
             else:
                 terms.append((used[turns, op.index - 1], -1))
                 terms.extend((self._free[turns, column], self._sizes[self._pairs[column][0]])

@@ -37,10 +37,11 @@ def draw_graph(size: int, choices: random.Random) -> Graph:
             overwritten.update(overwrites)
         ports = choices.choice([1, 1, 1, 1, 1, 0, 2, 3])
         sizes = [choices.choice([0, 1, 1, 2, 3, 5]) for _ in range(ports)]
+        seconds = float(choices.choice([0, 1, 1, 2, 3, 7]))
+        scratch_bytes = choices.choice([0, 0, 0, 0, 2])
+        after = choices.sample(range(index), choices.randint(0, 1)) if index and choices.random() < 0.2 else ()
         name = f"op{index}"
-        builder.op(name, inputs, bytes=sizes, seconds=float(choices.choice([0, 1, 1, 2, 3, 7])),
-                   scratch_bytes=choices.choice([0, 0, 0, 0, 2]),
-                   after=choices.sample(range(index), choices.randint(0, 1)) if index and choices.random() < 0.2 else (),
+        builder.op(name, inputs, bytes=sizes, seconds=seconds, scratch_bytes=scratch_bytes, after=after,
                    once="a stateful draw" if overwrites or choices.random() < 0.1 else None,
                    overwrites=overwrites, backward=index >= backward_from)
         for value in inputs:
@@ -53,8 +54,8 @@ def draw_graph(size: int, choices: random.Random) -> Graph:
 def linear_net(layers: int, *, bytes: int = 1, seconds: float = 1.0) -> Graph:
     """A linear net, its loss and its gradients, with Checkmate's edges: 2 * layers + 1 ops.
 
-    Ops 0 .. layers - 1 are the layers and op `layers` is the loss. Then come the gradients, the last layer's first: each
-    reads its layer's output, the output of what follows that layer, and the gradient of that if there is one.
+    Ops 0 .. layers - 1 are the layers and op `layers` is the loss. Then come the gradients, the last layer's first:
+    each reads its layer's output, the output of what follows that layer, and the gradient of that if there is one.
     """
     builder = GraphBuilder()
     outputs: list[int] = []

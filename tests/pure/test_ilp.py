@@ -101,8 +101,9 @@ def test_sizes_with_no_common_divisor_never_break_the_budget():
 
 
 def test_too_large_a_graph_is_declined_at_once():
-    graph = strategies.linear_net(130)
-    solution = solvers.solve(graph, 200, solvers.get("ilp"))
+    graph = strategies.linear_net(200)
+    solution = solvers.solve(graph, 300, solvers.get("ilp"))
+    assert len(graph.ops) == 401
     assert (solution.status, solution.stopped_by) == (solvers.Status.UNKNOWN, solvers.StoppedBy.SIZE)
 
 
