@@ -1,10 +1,13 @@
+import math
+
 import numpy as np
 import pytest
 
 from checkmate_tf import solvers
 from checkmate_tf.ir.errors import SolverError
 from checkmate_tf.ir.graph import GraphBuilder
-from checkmate_tf.ir.simulate import structural_floor
+from checkmate_tf.ir.simulate import keep_all_timeline, structural_floor
+from checkmate_tf.solvers import matrices
 from checkmate_tf.solvers.backend import End, Engine, LinearModel
 from checkmate_tf.solvers.ilp import Ilp
 from checkmate_tf.solvers.programs import StageProgram
@@ -146,3 +149,20 @@ def test_a_model_that_is_refused_is_a_solver_error():
     model.row(model.columns(1), float("nan"), high=1.0)
     with pytest.raises(SolverError, match="refused"):
         model.solve(Engine.HIGHS, seconds=1, gap=0.0, seed=0)
+
+
+def test_exact_memory_is_what_makes_the_program_exact():
+    certain_is_too_little = 0
+    for seed in range(300):
+        graph = strategies.random_graph(seed, max_ops=6)
+        floor_bytes, base_bytes = structural_floor(graph)[0], keep_all_timeline(graph).peak_bytes
+        for budget in {floor_bytes, (floor_bytes + base_bytes) // 2} - {base_bytes}:
+            costs = []
+            for exact_stages in ((), range(matrices.stage_count(graph))):
+                program = StageProgram(graph, budget, exact_stages)
+                outcome = program.model.solve(Engine.HIGHS, seconds=30, gap=0.0, seed=0)
+                is_feasible = outcome.end is not End.INFEASIBLE
+                costs.append(outcome.bound / program.cost_unit if is_feasible else math.inf)
+            assert costs[1] == pytest.approx(oracle.cheapest(graph, budget, "stages"), rel=1e-6), f"seed {seed}"
+            certain_is_too_little += costs[0] < costs[1] * (1 - 1e-6)
+    assert certain_is_too_little > 0
