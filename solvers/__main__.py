@@ -20,7 +20,7 @@ from checkmate_tf.ir.errors import BudgetError, CheckmateError, PlanError
 from checkmate_tf.ir.graph import load_instance
 from checkmate_tf.ir.simulate import keep_all_timeline
 from checkmate_tf.ir.verify import verify_graph
-from checkmate_tf.solvers import Limits, Solution, Solver, get, names, solve
+from checkmate_tf.solvers import Limits, Solution, Solver, Status, get, names, solve
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -83,6 +83,8 @@ def _answer(options: argparse.Namespace) -> dict:
     budget_bytes = budget_from_text(options.budget, base_peak_bytes)
     limits = Limits(seconds=options.time_limit, threads=options.threads, seed=options.seed)
     solution = solve(graph, budget_bytes, _solver(options), limits)
+    if options.order == "free" and "bound_scope" in solution.stats:
+        solution = _without_bound(solution)
     name = json.loads(options.instance.read_text()).get("name", options.instance.stem)
     if options.output is not None:
         _write_order(options.output, name, solution)
@@ -93,6 +95,14 @@ def _solver(options: argparse.Namespace) -> Solver:
     solver = get(options.solver)
     has_choice = any(field.name == "order" for field in dataclasses.fields(solver))
     return dataclasses.replace(solver, order=options.order) if has_choice and options.order else solver
+
+
+def _without_bound(solution: Solution) -> Solution:
+    """The solution less its bound and what followed from it: they hold for the given order, but any was asked for."""
+    status = solution.status
+    if status is Status.OPTIMAL and solution.seconds > solution.base_seconds:
+        status = Status.FEASIBLE
+    return dataclasses.replace(solution, status=status, bound_seconds=solution.base_seconds)
 
 
 def _line(name: str, solution: Solution) -> dict:

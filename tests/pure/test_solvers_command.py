@@ -84,6 +84,14 @@ def test_every_solver_takes_both_orders(net, capsys, name, order):
     assert code == 0 and json.loads(out)["solver"] == name
 
 
+def test_a_proof_for_the_given_order_is_none_when_any_order_is_asked_for(net, capsys):
+    lines = [json.loads(run(capsys, net, "--budget", 12, "--solver", "ilp", "--order", order)[1])
+             for order in ("fixed", "free")]
+    assert [line["status"] for line in lines] == ["optimal", "feasible"]
+    assert lines[0]["cost"] == lines[1]["cost"] > lines[1]["base_cost"]
+    assert [line["bound"] for line in lines] == [lines[0]["cost"], lines[1]["base_cost"]]
+
+
 @pytest.mark.parametrize("arguments, error", [
     (["--budget", "0"], "BudgetError"), (["--budget", "-1"], "BudgetError"), (["--budget", "much"], "BudgetError"),
     (["--budget", "nan"], "BudgetError"), (["--budget", "inf"], "BudgetError"),
