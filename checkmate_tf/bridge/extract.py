@@ -185,7 +185,10 @@ def _add_overwrites(traced: Traced, drafts: Mapping[str, _Draft]) -> None:
 
 
 def _schedule(drafts: Mapping[str, _Draft]) -> list[str]:
-    """The order of tracing, with each op that frees at least what it makes moved up to where it can first run."""
+    """The order of tracing, with each op that frees at least what it makes moved up to where it can first run.
+
+    Of several such ops the one that frees most goes first.
+    """
     position = {name: index for index, name in enumerate(drafts)}
     readers: dict[tuple[str, int], set[str]] = {}
     for name, draft in drafts.items():
@@ -202,24 +205,25 @@ def _schedule(drafts: Mapping[str, _Draft]) -> list[str]:
     waiting = {name: len(others) for name, others in before.items()}
     remaining = {tensor: len(names) for tensor, names in readers.items()}
 
-    def shrinks(name: str) -> bool:
+    def growth(name: str) -> int:
         made = sum(size for port, (size, _, _) in enumerate(drafts[name].sizes) if remaining.get((name, port), 0))
         freed = sum(drafts[op].sizes[port][0] for op, port in set(drafts[name].inputs) if remaining[op, port] == 1)
-        return made <= freed
+        return made - freed
 
     done: set[str] = set()
-    ready: list[tuple[int, str]] = []
-    at_once: list[tuple[int, str]] = []
+    ready: list[tuple[int, int, str]] = []
+    at_once: list[tuple[int, int, str]] = []
 
     def offer(names: Iterable[str]) -> None:
         for name in names:
             if waiting[name] == 0 and name not in done:
-                heapq.heappush(at_once if shrinks(name) else ready, (position[name], name))
+                grown = growth(name)
+                heapq.heappush(*((at_once, (grown, position[name], name)) if grown <= 0 else (ready, (0, position[name], name))))
 
     offer(drafts)
     order = []
     while at_once or ready:
-        name = heapq.heappop(at_once or ready)[1]
+        name = heapq.heappop(at_once or ready)[-1]
         if name in done:
             continue
         done.add(name)

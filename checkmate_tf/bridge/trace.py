@@ -81,7 +81,7 @@ def trace(function: Callable, specs: Any) -> Traced:
     placeholders = [tensor.op.name for tensor in graph.inputs]
     controls = [op.name for op in graph.control_outputs]
     keep = [*(f"{name}:0" for name in placeholders), *(tensor.name for tensor in graph.outputs), *controls]
-    graph_def = private.optimize(graph, _fold_shapes(graph), keep)
+    graph_def = _with_registered_functions(private.optimize(graph, _prepare(graph), keep), graph.as_graph_def())
     created = {op.name: position for position, op in enumerate(graph.get_operations())}
     graph_def = _in_order(_chain_sums(_strip(graph_def, set(placeholders))), created, set(placeholders))
     captures = tuple(zip(placeholders[arguments:], concrete.captured_inputs))
@@ -143,17 +143,19 @@ def _packer(concrete) -> Callable[[Sequence[tf.Tensor]], Any]:
     return pack
 
 
-def _fold_shapes(graph: tf.Graph) -> GraphDef:
-    """The graph's nodes, with shapes that are known already as constants.
+def _prepare(graph: tf.Graph) -> GraphDef:
+    """The graph's nodes for Grappler: shapes that are known already as constants, control flow as one op each.
 
     Grappler does not know the shapes of variables, and would leave an op such as a filter's gradient waiting for
-    a value of which only the shape matters.
+    a value of which only the shape matters. Loops and branches stay whole: taken apart into switches and merges
+    they could be neither planned nor copied.
     """
     graph_def = graph.as_graph_def(add_shapes=True)
     renamed: dict[str, str] = {}
     folded = GraphDef(library=graph_def.library, versions=graph_def.versions)
     for node in graph_def.node:
         operation = graph.get_operation_by_name(node.name)
+        node.attr.pop("_lower_using_switch_merge", None)
         if node.op not in ("Shape", "ShapeN") or not all(tensor.shape.is_fully_defined() for tensor in operation.inputs):
             folded.node.append(node)
             continue
@@ -167,6 +169,18 @@ def _fold_shapes(graph: tf.Graph) -> GraphDef:
         for position, name in enumerate(node.input):
             node.input[position] = renamed.get(name, name)
     return folded
+
+
+def _with_registered_functions(graph_def: GraphDef, original: GraphDef) -> GraphDef:
+    """Takes the bodies of loops and branches as they were traced where Grappler changed them under the same name.
+
+    TensorFlow has registered them under these names, and refuses others.
+    """
+    registered = {function.signature.name: function for function in original.library.function}
+    for function in graph_def.library.function:
+        if function.signature.name in registered:
+            function.CopyFrom(registered[function.signature.name])
+    return graph_def
 
 
 def _strip(graph_def: GraphDef, placeholders: set[str]) -> GraphDef:

@@ -1,0 +1,14 @@
+import pathlib
+import sys
+
+import keras
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True)
+def quiet_and_fresh():
+    """Each test starts with Keras's names counted anew, and says nothing but what it is asked for."""
+    keras.backend.clear_session()
+    yield

@@ -1,0 +1,139 @@
+"""Emission and audit: what runs is the plan, and what it computes is what the step computes."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from checkmate_tf.bridge import private
+from checkmate_tf.bridge.audit import executed_runs, first_call
+from checkmate_tf.bridge.emit import Emitted, emit
+from checkmate_tf.bridge.extract import extract
+from checkmate_tf.bridge.measure import measured_memory, reset_peak
+from checkmate_tf.bridge.trace import trace
+from checkmate_tf.ir.errors import PlanError
+from checkmate_tf.ir.plan import plan_from_order
+from checkmate_tf.ir.simulate import simulate
+
+MEGABYTE = 1 << 20
+
+
+def _wide(x):
+    """Two long branches from one cheap value: computing it again saves its bytes meanwhile."""
+    cheap = tf.exp(x)
+    other = tf.reduce_sum(tf.tanh(tf.sin(x)) * 2.0)
+    return tf.reduce_sum(tf.reshape(cheap, [-1]) * other) + tf.reduce_sum(cheap)
+
+
+def _traced(step, *specs):
+    traced = trace(step, *specs)
+    return traced, extract(traced)
+
+
+def _with_recomputation(graph, kind, before_kind):
+    """The given order, with every op of a kind run again right before the last op of another."""
+    target = max(op.index for op in graph.ops if op.kind == before_kind)
+    again = [op.index for op in graph.ops if op.kind == kind]
+    return plan_from_order(graph, [*range(target), *again, *range(target, len(graph.ops))])
+
+
+def test_keeping_everything_computes_what_the_step_computes():
+    traced, graph = _traced(_wide, tf.TensorSpec([1000]))
+    x = tf.random.stateless_uniform([1000], [1, 2])
+    np.testing.assert_array_equal(emit(traced, graph, plan_from_order(graph, graph.order))(x), traced.pack(traced.function(x)))
+
+
+def test_a_recomputed_value_runs_as_often_as_planned_and_changes_nothing():
+    traced, graph = _traced(_wide, tf.TensorSpec([1000]))
+    plan = _with_recomputation(graph, "Exp", "Mul")
+    x = tf.random.stateless_uniform([1000], [1, 2])
+    outputs, runs = first_call(emit(traced, graph, plan), x)
+    timeline = simulate(graph, plan)
+    assert runs == {op.name: timeline.runs[op.index] for op in graph.ops}
+    assert runs[next(op.name for op in graph.ops if op.kind == "Exp")] == 2
+    np.testing.assert_array_equal(outputs, traced.pack(traced.function(x)))
+
+
+def _two_phases(x):
+    """`a` is used at both ends; between them the peak is three other values of its size."""
+    a = tf.exp(x)
+    b = tf.sin(a)
+    c = tf.matmul(tf.cos(b), tf.tan(b))
+    return tf.reduce_sum(tf.matmul(c, a))
+
+
+def test_recomputing_lowers_the_measured_peak_as_simulated():
+    traced, graph = _traced(_two_phases, tf.TensorSpec([1024, 1024]))
+    keep = plan_from_order(graph, graph.order)
+    last = max(op.index for op in graph.ops if op.kind == "MatMul")
+    exp = next(op.index for op in graph.ops if op.kind == "Exp")
+    less = plan_from_order(graph, [*range(last), exp, *range(last, len(graph.ops))])
+    x = tf.random.stateless_uniform([1024, 1024], [1, 2])
+    peaks = {}
+    for name, plan in (("keep", keep), ("less", less)):
+        step = emit(traced, graph, plan)
+        step(x)
+        before = measured_memory()[0]
+        reset_peak()
+        step(x)
+        peaks[name] = measured_memory()[1] - before
+    saved = simulate(graph, keep).peak_bytes - simulate(graph, less).peak_bytes
+    assert saved == 4 * MEGABYTE
+    assert peaks["keep"] - peaks["less"] >= 0.9 * saved
+
+
+def test_a_variable_is_written_once_however_often_its_value_is_computed():
+    total = tf.Variable(0.0)
+
+    def step(x):
+        value = tf.exp(x)
+        total.assign_add(tf.reduce_sum(value))
+        return tf.reduce_sum(tf.sin(value)) + tf.reduce_sum(value)
+    traced, graph = _traced(step, tf.TensorSpec([10]))
+    plan = _with_recomputation(graph, "Exp", "Sin")
+    emit(traced, graph, plan)(tf.zeros([10]))
+    assert total.numpy() == 10
+
+
+def test_the_process_wide_optimizer_options_are_as_before():
+    before = tf.config.optimizer.get_experimental_options()
+    traced, graph = _traced(_wide, tf.TensorSpec([100]))
+    emit(traced, graph, plan_from_order(graph, graph.order))(tf.zeros([100]))
+    assert tf.config.optimizer.get_experimental_options() == before
+
+
+def test_a_view_with_a_computed_shape_is_copied_with_its_reader():
+    def step(x):
+        value = tf.exp(x)
+        shape = tf.stack([tf.constant(2), tf.cast(tf.reduce_sum(tf.zeros([2])), tf.int32) + 5])
+        return tf.reduce_sum(tf.ensure_shape(tf.reshape(value, shape), [2, 5])) + tf.reduce_sum(tf.sin(value))
+    traced, graph = _traced(step, tf.TensorSpec([10]))
+    plan = _with_recomputation(graph, "Exp", "Sum")
+    x = tf.random.stateless_uniform([10], [1, 2])
+    np.testing.assert_array_equal(emit(traced, graph, plan)(x), traced.pack(traced.function(x)))
+
+
+def test_a_plan_of_another_graph_is_refused():
+    traced, graph = _traced(_wide, tf.TensorSpec([100]))
+    other = extract(trace(_wide, tf.TensorSpec([200])))
+    with pytest.raises(PlanError, match="another graph"):
+        emit(traced, graph, plan_from_order(other, other.order))
+
+
+def test_the_audit_notices_a_computation_that_is_not_there():
+    traced, graph = _traced(_wide, tf.TensorSpec([100]))
+    step = emit(traced, graph, plan_from_order(graph, graph.order))
+    with private.export_graphs() as graphs:
+        step(tf.zeros([100]))
+    claimed = Emitted(step.function, (*step.nodes, "Exp/recompute_9"), step.pack, b"")
+    with pytest.raises(PlanError, match="recompute_9"):
+        executed_runs(claimed, graphs)
+
+
+def test_the_audit_notices_a_lost_order():
+    traced, graph = _traced(_wide, tf.TensorSpec([100]))
+    step = emit(traced, graph, plan_from_order(graph, graph.order))
+    with private.export_graphs() as graphs:
+        step(tf.zeros([100]))
+    claimed = Emitted(step.function, (*step.nodes[1:], step.nodes[0]), step.pack, b"")
+    with pytest.raises(PlanError, match="order"):
+        executed_runs(claimed, graphs)

@@ -1,0 +1,163 @@
+"""Prices: keys that tell work apart, arithmetic by hand, measured costs, the cache."""
+
+import json
+import warnings
+
+import pytest
+import tensorflow as tf
+
+from checkmate_tf import planning, profiles
+from checkmate_tf.bridge import measure
+from checkmate_tf.bridge.extract import extract
+from checkmate_tf.bridge.price import flops, moved_bytes, op_key, price
+from checkmate_tf.bridge.trace import trace
+from checkmate_tf.ir.errors import ProfileError
+from checkmate_tf.profiles import OpCost, Profile
+
+
+def _operation(step, kind, *specs):
+    traced = trace(step, specs[0] if len(specs) == 1 else specs)
+    return traced, next(op for op in traced.function.graph.get_operations() if op.type == kind)
+
+
+def test_a_convolution_counts_two_flops_for_each_multiply_add():
+    weights = tf.Variable(tf.ones([3, 3, 8, 16]))
+    _, operation = _operation(lambda x: tf.nn.conv2d(x, weights, 1, "SAME"), "Conv2D", tf.TensorSpec([2, 10, 10, 8]))
+    assert flops(operation) == 2 * (2 * 10 * 10 * 16) * (3 * 3 * 8)
+    assert moved_bytes(operation) == 4 * (2 * 10 * 10 * 8 + 3 * 3 * 8 * 16 + 2 * 10 * 10 * 16)
+
+
+def test_the_gradients_of_a_convolution_cost_as_much_as_the_convolution():
+    weights = tf.Variable(tf.ones([3, 3, 8, 16]))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(tf.nn.conv2d(x, weights, 1, "SAME") ** 2)
+        return tape.gradient(loss, [x, weights])
+    for kind in ("Conv2DBackpropInput", "Conv2DBackpropFilter"):
+        _, operation = _operation(step, kind, tf.TensorSpec([2, 10, 10, 8]))
+        assert flops(operation) == 2 * (2 * 10 * 10 * 16) * (3 * 3 * 8)
+
+
+def test_a_product_counts_its_inner_dimension():
+    _, operation = _operation(lambda d: tf.matmul(d[0], d[1], transpose_a=True), "MatMul", tf.TensorSpec([7, 5]), tf.TensorSpec([7, 3]))
+    assert flops(operation) == 2 * 5 * 3 * 7
+
+
+def test_equal_work_has_equal_keys_and_other_shapes_or_axes_have_others():
+    def step(x):
+        return tf.exp(x), tf.exp(x[:, :2] + 1), tf.reduce_sum(tf.sin(x), 0), tf.reduce_sum(tf.cos(x), 1)
+    traced = trace(step, tf.TensorSpec([4, 4]))
+    keys = {}
+    for operation in traced.function.graph.get_operations():
+        keys.setdefault(operation.type, []).append(op_key(traced, operation))
+    assert len(set(keys["Exp"])) == 2 and len(set(keys["Sum"])) == 2
+    again = trace(step, tf.TensorSpec([4, 4]))
+    assert keys["Exp"] == [op_key(again, op) for op in again.function.graph.get_operations() if op.type == "Exp"]
+
+
+def test_a_loop_has_the_same_key_in_every_trace():
+    def step(x):
+        return tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, tf.tanh(y)), (0, x))[1]
+    assert op_key(*_operation(step, "StatelessWhile", tf.TensorSpec([4]))) == op_key(
+        *_operation(step, "StatelessWhile", tf.TensorSpec([4])))
+
+
+def test_measured_scratch_is_nothing_for_element_wise_ops_and_something_for_pooling_gradients():
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(tf.nn.max_pool2d(tf.tanh(x), 2, 2, "SAME") ** 2)
+        return tape.gradient(loss, x)
+    traced = trace(step, tf.TensorSpec([8, 64, 64, 16]))
+    graph = extract(traced)
+    known = measure.empty_profile()
+    costs = measure.measure(traced, measure.missing(traced, graph, known))
+    by_kind = {key.split()[0]: cost for key, cost in costs.items()}
+    assert by_kind["Tanh"].scratch_bytes < 64 << 10
+    assert by_kind["MaxPoolGrad"].scratch_bytes > 1 << 18
+    assert all(cost.seconds > 0 and cost.measured for cost in costs.values())
+    priced = price(traced, graph, known.with_costs(costs))
+    assert priced.key == graph.key
+    assert not measure.missing(traced, graph, known.with_costs(costs))
+
+
+def test_a_filter_gradient_is_measured_with_its_true_filter_sizes():
+    weights = tf.Variable(tf.ones([3, 3, 32, 32]))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.conv2d(x, weights, 1, "SAME") ** 2)
+        return tape.gradient(loss, weights)
+    traced = trace(step, tf.TensorSpec([8, 32, 32, 32]))
+    graph = extract(traced)
+    costs = measure.measure(traced, measure.missing(traced, graph, measure.empty_profile()))
+    by_kind = {key.split()[0]: cost for key, cost in costs.items()}
+    assert by_kind["Conv2DBackpropFilter"].seconds > 0.1 * by_kind["Conv2D"].seconds
+
+
+def test_an_op_that_refuses_made_up_inputs_is_modelled_with_a_warning():
+    def step(x):
+        return tf.strings.to_number(tf.strings.as_string(x)) + tf.gather(x, tf.cast(x, tf.int32) + tf.size(x))
+    traced = trace(step, tf.TensorSpec([1 << 18]))
+
+    def refused(traced, operation):
+        raise tf.errors.InvalidArgumentError(None, None, "no such thing")
+    original, measure._measure_one = measure._measure_one, refused
+    try:
+        with pytest.warns(UserWarning, match="modelled instead"):
+            costs = measure.measure(traced, measure.missing(traced, extract(traced), measure.empty_profile()))
+    finally:
+        measure._measure_one = original
+    assert costs == {}
+
+
+@pytest.mark.parametrize("name", profiles.names())
+def test_every_shipped_profile_prices_a_step_without_running_it(name):
+    weights = tf.Variable(tf.ones([256, 256]))
+    traced = trace(lambda x: tf.tanh(x @ weights), tf.TensorSpec([64, 256]))
+    graph = price(traced, extract(traced), profiles.get(name))
+    assert graph.seconds > 0
+    assert {"flops_per_second", "bytes_per_second", "launch_seconds"} <= set(profiles.get(name).sources)
+
+
+def test_the_roofline_is_the_longer_of_arithmetic_and_traffic():
+    profile = Profile("a device", flops_per_second=1e9, bytes_per_second=1e6, launch_seconds=0.5)
+    assert profile.cost("?", flops=3e9, moved_bytes=1e6) == OpCost(3.5, 0, False)
+    assert profile.cost("?", flops=1e9, moved_bytes=2e6) == OpCost(2.5, 0, False)
+    assert profile.with_costs({"?": OpCost(1.0, 7, True)}).cost("?", 3e9, 1e6) == OpCost(1.0, 7, True)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", json.dumps({"format": "checkmate_tf profile 1"}),
+                                  json.dumps({"format": "something else"})])
+def test_a_corrupted_profile_is_refused(tmp_path, text):
+    path = tmp_path / "profile.json"
+    path.write_text(text)
+    with pytest.raises(ProfileError, match="Received"):
+        Profile.load(path)
+
+
+def test_a_profile_survives_the_disk(tmp_path):
+    profile = Profile("a device", 1e9, 1e6, 0.5, "TensorFlow x", {"flops_per_second": "a guess"}, {"Exp": OpCost(0.25, 12, True)})
+    profile.save(tmp_path / "deep" / "profile.json")
+    assert Profile.load(tmp_path / "deep" / "profile.json") == profile
+
+
+def test_a_cached_profile_that_is_broken_or_of_another_device_is_measured_anew(tmp_path):
+    path = tmp_path / "profile.json"
+    path.write_text("{")
+    with pytest.warns(UserWarning, match="measuring anew"):
+        assert planning._cached(path).costs == {}
+    Profile("another machine", 1e9, 1e6, 0.5, "TensorFlow 1.15", {}, {"Exp": OpCost(0.25, 12, True)}).save(path)
+    with pytest.warns(UserWarning, match="another machine"):
+        assert planning._cached(path).costs == {}
+    Profile(measure.device_description(), 1e9, 1e6, 0.5, measure.software(), {}, {"Exp": OpCost(0.25, 12, True)}).save(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert planning._cached(path).costs == {"Exp": OpCost(0.25, 12, True)}
+
+
+def test_unknown_profiles_are_refused_with_the_known_ones():
+    with pytest.raises(ProfileError, match="v100.*Received: 'gtx'"):
+        profiles.get("gtx")

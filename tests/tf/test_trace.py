@@ -1,0 +1,92 @@
+"""Tracing: once, on concrete shapes, through Grappler once; sums as chains; shapes as constants."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from checkmate_tf.bridge.trace import batch_specs, flatten_batch, import_function, tensor_name, trace
+from checkmate_tf.ir.errors import UnsupportedError
+
+
+def _kinds(traced):
+    return [node.op for node in traced.graph_def.node]
+
+
+def test_a_step_is_traced_once():
+    calls = []
+
+    def step(data):
+        calls.append(1)
+        return data * 2
+    trace(step, tf.TensorSpec([4]))
+    assert len(calls) == 1
+
+
+def test_an_unknown_dimension_is_refused_by_name():
+    with pytest.raises(UnsupportedError, match="fully known.*None"):
+        trace(lambda data: data * 2, tf.TensorSpec([None, 3]))
+
+
+def test_a_sum_of_many_becomes_a_chain():
+    traced = trace(lambda x: tf.add_n([tf.exp(x), tf.sin(x), tf.cos(x), tf.tan(x)]), tf.TensorSpec([8]))
+    assert "AddN" not in _kinds(traced)
+    assert _kinds(traced).count("AddV2") == 3
+    x = tf.random.stateless_uniform([8], [1, 2])
+    np.testing.assert_allclose(traced.pack(traced.function(x)), tf.exp(x) + tf.sin(x) + tf.cos(x) + tf.tan(x), rtol=1e-6)
+
+
+def test_a_gradient_does_not_wait_for_a_value_of_which_it_needs_the_shape():
+    weights = tf.Variable(tf.ones([3, 3, 2, 4]))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.conv2d(tf.exp(x), weights, 1, "SAME") ** 2)
+        weights.assign_sub(tape.gradient(loss, weights))
+        return loss
+    traced = trace(step, tf.TensorSpec([1, 8, 8, 2]))
+    assert not {"Shape", "ShapeN"} & set(_kinds(traced))
+
+
+def test_the_nodes_come_in_a_topological_order():
+    traced = trace(lambda x: {"a": tf.exp(x) * tf.sin(x), "b": tf.reduce_sum(x)}, tf.TensorSpec([8]))
+    seen = {name for name, _ in traced.arguments}
+    for node in traced.graph_def.node:
+        assert {tensor_name(name.lstrip("^"))[0] for name in node.input} <= seen
+        seen.add(node.name)
+
+
+def test_results_come_back_in_the_structure_of_the_step():
+    traced = trace(lambda x: {"b": (x + 1, None), "a": [x * 2]}, tf.TensorSpec([2]))
+    result = traced.pack(traced.function(tf.constant([1.0, 2.0])))
+    assert set(result) == {"a", "b"} and result["b"][1] is None
+    np.testing.assert_array_equal(result["b"][0], [2, 3])
+    np.testing.assert_array_equal(result["a"][0], [2, 4])
+
+
+def test_a_result_that_is_an_argument_is_returned():
+    traced = trace(lambda x: (x, x + 1), tf.TensorSpec([2]))
+    np.testing.assert_array_equal(traced.pack(traced.function(tf.constant([1.0, 2.0])))[0], [1, 2])
+
+
+def test_bytes_of_batch_and_captures_are_counted():
+    weights = tf.Variable(tf.ones([10, 10]))
+    traced = trace(lambda data: data[0] @ weights + data[1], (tf.TensorSpec([4, 10]), tf.TensorSpec([4, 10])))
+    assert traced.argument_bytes == 2 * 4 * 10 * 4
+    assert traced.capture_bytes == 10 * 10 * 4
+
+
+def test_a_batch_is_flattened_without_what_is_missing():
+    specs = batch_specs((np.zeros([2, 3], np.float32), None, {"w": tf.zeros([2])}))
+    assert specs[1] is None and specs[0].shape == [2, 3]
+    assert [tuple(tensor.shape) for tensor in flatten_batch((np.zeros([2, 3]), None, {"w": tf.zeros([2])}))] == [(2, 3), (2,)]
+
+
+def test_a_function_without_results_still_runs():
+    variable = tf.Variable(0.0)
+
+    def step(x):
+        variable.assign_add(tf.reduce_sum(x))
+    traced = trace(step, tf.TensorSpec([2]))
+    function = import_function(traced.graph_def, traced.arguments, traced.captures, (), traced.controls)
+    function(tf.constant([1.0, 2.0]))
+    assert variable.numpy() == 3
