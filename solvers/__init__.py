@@ -18,6 +18,7 @@ from checkmate_tf.solvers.chen import Greedy as ChenGreedy, SquareRoot, articula
 from checkmate_tf.solvers.greedy import Greedy
 from checkmate_tf.solvers.ilp import Ilp
 from checkmate_tf.solvers.keep_all import KeepAll
+from checkmate_tf.solvers.rebuild import Rebuild
 
 __all__ = ["Answer", "Limits", "Progress", "Solution", "Solver", "Status", "StoppedBy", "get", "ignore_progress",
            "names", "solve"]
@@ -26,6 +27,7 @@ _SOLVERS = {solver.name: solver for solver in (
     Auto(),
     KeepAll(),
     Greedy(),
+    Rebuild(),
     Anneal(),
     Ilp(),
     SquareRoot("chen_sqrt", articulation_points),

@@ -70,6 +70,8 @@ class Anneal:
             if attempt.fits and (best is None or attempt.seconds < best.seconds):
                 best = attempt
                 report(Progress(best.seconds, base.seconds, time.monotonic() - started))
+            if best is not None and best.seconds <= base.seconds * (1 + limits.gap):
+                break
         stats = {"walks": count, "smallest_peak_bytes": smallest_peak_bytes}
         return Answer(best.order if best is not None else None,
                       StoppedBy.TIME if time.monotonic() >= deadline else StoppedBy.DONE, stats=stats)

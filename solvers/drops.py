@@ -21,6 +21,7 @@ from checkmate_tf.solvers.compiled import compiled, leaf
 FITS, STUCK, NO_ROOM, STOPPED = range(4)
 _KEEP, _RECOMPUTE = 1, 2
 _MOST_OPS = 400  # recomputed together at most
+_NEARLY_ALL = 0.9999
 _FREE = 1e-9  # what a run counts for at least, as a share of the graph's seconds
 
 
@@ -49,6 +50,14 @@ def worst_slot(schedule):
     block = np.argmax(schedule.highest)
     start = block * slots.BLOCK
     return start + np.argmax(schedule.held[start:start + slots.BLOCK])
+
+
+def candidates_of(problem: slots.Problem) -> np.ndarray:
+    """The values that are worth a decision: of those that can be made again, the largest, which hold nearly all bytes."""
+    may = np.flatnonzero(~problem.pinned[problem.producer] & (problem.size > 0))
+    may = may[np.argsort(-problem.size[may], kind="stable")]
+    held = np.cumsum(problem.size[may])
+    return may[:np.searchsorted(held, _NEARLY_ALL * held[-1]) + 1] if len(may) else may
 
 
 @leaf
@@ -244,12 +253,13 @@ def recompute(problem, schedule, pad, slot, weight, rate):
 
 
 @compiled
-def lower(problem, schedule, pad, weight, spread, factor, rate, most_drops):
+def lower(problem, schedule, pad, weight, spread, candidates, factor, rate, most_drops):
     """Drops values until the schedule fits. Returns FITS, STUCK, NO_ROOM (more slots are needed) or STOPPED, and the rate.
 
-    spread: see `weigh`; factor: on each value's score   # float64 [values]; rate: bytes for a second at the start
+    spread: see `weigh`; candidates: values that may be dropped   # int64 [n]; factor: on each one's score   # float64 [n]
+    rate: bytes for a second at the start
     """
-    values = len(problem.producer)
+    values = len(candidates)
     budget = schedule.counters[slots.BUDGET]
     scores = np.zeros(values)
     drops = 0
@@ -260,19 +270,19 @@ def lower(problem, schedule, pad, weight, spread, factor, rate, most_drops):
         if drops >= most_drops:
             return STOPPED, rate
         weigh(schedule, worst, spread, weight)
-        for value in range(values):
-            gain, seconds, until = best_score(problem, schedule, pad, weight, value, worst, rate)
-            scores[value] = factor[value] * gain / max(seconds, _FREE) if until >= 0 else 0.0
+        for place in range(values):
+            gain, seconds, until = best_score(problem, schedule, pad, weight, candidates[place], worst, rate)
+            scores[place] = factor[place] * gain / max(seconds, _FREE) if until >= 0 else 0.0
         ranked = np.argsort(-scores)
         before = drops
         for at in range(values):
-            value = ranked[at]
-            if scores[value] <= 0.0 or bytes_at(schedule, worst) <= budget:
+            place = ranked[at]
+            if scores[place] <= 0.0 or bytes_at(schedule, worst) <= budget:
                 break
-            gain, seconds, until = best_score(problem, schedule, pad, weight, value, worst, rate)
+            gain, seconds, until = best_score(problem, schedule, pad, weight, candidates[place], worst, rate)
             own = gain / max(seconds, _FREE)
             following = scores[ranked[at + 1]] if at + 1 < values else 0.0
-            if until < 0 or gain <= 0.0 or (drops > before and own * factor[value] < 0.5 * following):
+            if until < 0 or gain <= 0.0 or (drops > before and own * factor[place] < 0.5 * following):
                 continue
             if not recompute(problem, schedule, pad, until, weight, own):
                 if drops > before:
@@ -324,4 +334,25 @@ def tidy(problem, schedule):
                     again = True
                 run -= 1
     schedule.counters[slots.LOGGING] = 0
+    return removed
+
+
+@compiled
+def ruin(problem, schedule, random, share, width):
+    """Removes each recomputation in a random window of slots with probability `share`; the budget is not looked at.
+
+    width: of the window, as a share of all slots. Returns how many recomputations went.
+    """
+    span = width * len(schedule.op_at)
+    first = random.random() * (len(schedule.op_at) + span) - span
+    removed = 0
+    count = schedule.counters[slots.MANY]
+    for op in schedule.many[:count].copy():
+        run = schedule.runs[op] - 1
+        while run >= 1:
+            slot = schedule.run_slot[op, run]
+            if first <= slot <= first + span and random.random() < share:
+                slots.remove_with_causes(problem, schedule, op, run)
+                removed += 1
+            run = min(run, schedule.runs[op]) - 1
     return removed

@@ -62,44 +62,54 @@ class Greedy:
             if attempt.fits and (best is None or attempt.seconds < best.seconds):
                 best = attempt
                 report(Progress(best.seconds, base.seconds, time.monotonic() - started))
-            if best is not None and count >= self.attempts:
+            if best is not None and (count >= self.attempts or best.seconds <= base.seconds * (1 + limits.gap)):
                 break
         stats = {"attempts": count, "smallest_peak_bytes": smallest_peak_bytes}
-        stopped_by = StoppedBy.DONE if best is not None and count >= self.attempts else StoppedBy.TIME
-        return Answer(best.order if best is not None else None, stopped_by, stats=stats)
+        return Answer(best.order if best is not None else None,
+                      StoppedBy.TIME if time.monotonic() >= started + limits.seconds else StoppedBy.DONE, stats=stats)
 
 
 def attempts(graph: Graph, budget_bytes: int, deadline: float, seed: int) -> Iterator[Attempt]:
     """Plans, good and bad, until time.monotonic() reaches the deadline; the first ones come without randomness."""
     problem = slots.problem_from(graph)
+    candidates = drops.candidates_of(problem)
     random = np.random.default_rng(seed)
     number = 0
     while number == 0 or time.monotonic() < deadline:
         spread = _SPREADS[number % len(_SPREADS)]
         noise = 0.0 if number < len(_SPREADS) else _NOISES[number // len(_SPREADS) % len(_NOISES)]
-        factor = np.exp(noise * random.standard_normal(len(graph.values)))
-        yield _attempt(graph, problem, budget_bytes, deadline, spread, factor)
+        factor = np.exp(noise * random.standard_normal(len(candidates)))
+        yield _attempt(graph, problem, budget_bytes, deadline, spread, candidates, factor)
         number += 1
 
 
-def _attempt(graph, problem, budget_bytes, deadline, spread, factor) -> Attempt:
-    held_budget = budget_bytes - graph.resident_bytes
-    schedule = slots.schedule_from(problem, graph.order, held_budget)
-    pad = drops.scratchpad(len(graph.ops), len(graph.values))
-    rate, least, patience = 1e3 * held_budget, math.inf, _PATIENCE
+def lower(problem: slots.Problem, schedule: slots.Schedule, candidates: np.ndarray, factor: np.ndarray, spread: float,
+          deadline: float) -> int:
+    """`drops.lower` with an eye on the clock: FITS, STUCK, NO_ROOM, or STOPPED without progress or time."""
+    pad = drops.scratchpad(len(problem.scratch), len(problem.producer))
+    weight = np.zeros(len(schedule.op_at) + 1)
+    rate = 1e3 * float(schedule.counters[slots.BUDGET])
+    least, patience = math.inf, _PATIENCE
     while True:
-        weight = np.zeros(len(schedule.op_at) + 1)
-        state, rate = drops.lower(problem, schedule, pad, weight, spread, factor, rate, _DROPS_BETWEEN_LOOKS_AT_THE_CLOCK)
-        if state == drops.NO_ROOM:
-            order = slots.order_of(schedule)
-            schedule = slots.schedule_from(problem, order, held_budget, runs=schedule.run_slot.shape[1])
-            continue
+        state, rate = drops.lower(problem, schedule, pad, weight, spread, candidates, factor, rate,
+                                  _DROPS_BETWEEN_LOOKS_AT_THE_CLOCK)
         overflow = int(schedule.counters[slots.OVERFLOW])
         patience = _PATIENCE if overflow < least else patience - 1
         least = min(least, overflow)
         if state != drops.STOPPED or patience == 0 or time.monotonic() > deadline:
-            break
-    if state == drops.FITS:
-        drops.tidy(problem, schedule)
+            return state
+
+
+def attempt_from(graph: Graph, schedule: slots.Schedule) -> Attempt:
+    """What the schedule amounts to."""
     return Attempt(tuple(slots.order_of(schedule).tolist()), slots.peak_of(schedule) + graph.resident_bytes,
-                   float(schedule.spent[0]) * graph.seconds, state == drops.FITS)
+                   float(schedule.spent[0]) * graph.seconds, int(schedule.counters[slots.OVERFLOW]) == 0)
+
+
+def _attempt(graph, problem, budget_bytes, deadline, spread, candidates, factor) -> Attempt:
+    schedule = slots.schedule_from(problem, graph.order, budget_bytes - graph.resident_bytes)
+    while lower(problem, schedule, candidates, factor, spread, deadline) == drops.NO_ROOM:
+        schedule = slots.schedule_from(problem, slots.order_of(schedule), budget_bytes - graph.resident_bytes)
+    if schedule.counters[slots.OVERFLOW] == 0:
+        drops.tidy(problem, schedule)
+    return attempt_from(graph, schedule)

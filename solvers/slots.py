@@ -102,6 +102,17 @@ def schedule_from(problem: Problem, order, budget_bytes: int, slots_per_step: in
     return schedule
 
 
+def copy_of(schedule: Schedule) -> Schedule:
+    """The same schedule, in arrays of its own."""
+    return Schedule(*(array.copy() for array in schedule))
+
+
+def restore(schedule: Schedule, saved: Schedule) -> None:
+    """Makes the schedule what another of the same shape is."""
+    for array, other in zip(schedule, saved):
+        np.copyto(array, other)
+
+
 def peak_of(schedule: Schedule) -> int:
     """The most bytes held, without the resident bytes."""
     return int((schedule.held + np.repeat(schedule.lazy, BLOCK)).max())
