@@ -21,7 +21,7 @@ from checkmate_tf.ir.simulate import Timeline, keep_all_timeline, simulate, stru
 from checkmate_tf.ir.verify import verify_graph, verify_plan
 
 
-class Status(str, enum.Enum):
+class Status(enum.StrEnum):
     """What is known about the problem; why the solver stopped is a separate fact."""
 
     OPTIMAL = "optimal"          # a plan, and a bound that meets it
@@ -30,7 +30,7 @@ class Status(str, enum.Enum):
     UNKNOWN = "unknown"          # neither
 
 
-class StoppedBy(str, enum.Enum):
+class StoppedBy(enum.StrEnum):
     """Why the search ended."""
 
     DONE = "done"                # nothing left to try
