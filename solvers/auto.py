@@ -4,7 +4,8 @@
 2. The greedy planner, on the graph as it is and on the shrunk one (see `passes`), where the optimizer runs as soon as
    it can: a plan in milliseconds to seconds.
 3. Rebuilding the better of both plans, then the other, in turns of growing length, until a round of turns gains next to
-   nothing or the time is over. In every third turn the order of first runs is annealed, too.
+   nothing or the time is over. Every second turn begins with annealing in free order: on real training steps with little
+   memory, running a few ops earlier or later is often worth more than any choice of what to recompute.
 
 Whatever happens, also Ctrl-C, the best plan so far is the answer. Without any, `stats["smallest_peak_bytes"]` says how far
 down the search came.
@@ -119,7 +120,7 @@ def _search(graph, budget_bytes, limits, best) -> StoppedBy:
 
 def _engines(view: _View, budget_bytes: int, until: float, seed: int,
              turn: int) -> Iterator[tuple[str, Iterator[Attempt]]]:
-    if turn % 3 == 2:
+    if turn % 2 == 1:
         half = time.monotonic() + (until - time.monotonic()) / 2
         yield "anneal", anneal.walks(view.graph, budget_bytes, view.best, half, seed, is_free=True)
     yield "rebuild", rebuild.rebuilds(view.graph, budget_bytes, view.best, until, seed)
