@@ -30,6 +30,7 @@ from checkmate_tf.ir.verify import verify_graph
 
 VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient", "Bitcast"})
 SOURCES = frozenset({"Const", "Placeholder"})
+GRANULE_BYTES = 256            # what TensorFlow's allocators round every allocation up to
 _READS = frozenset({"ReadVariableOp", "VariableShape", "ResourceGather", "ResourceGatherNd"})
 _UNSIZED = frozenset({tf.resource, tf.variant, tf.string})
 
@@ -127,7 +128,7 @@ def _drafts(traced: Traced) -> dict[str, _Draft]:
 
 
 def _size(tensor: tf.Tensor) -> tuple[int, tuple[int, ...], str]:
-    """(bytes, shape, dtype) of an output; reads alias their variable and take none."""
+    """(bytes, shape, dtype) of an output, in whole granules; reads alias their variable and take none."""
     dtype = tensor.dtype
     if dtype in _UNSIZED:
         return 0, (), dtype.name
@@ -141,7 +142,7 @@ def _size(tensor: tf.Tensor) -> tuple[int, tuple[int, ...], str]:
     shape = tuple(tensor.shape.as_list())
     if tensor.op.type == "ReadVariableOp":
         return 0, shape, dtype.name
-    return tensor.shape.num_elements() * dtype.size, shape, dtype.name
+    return -(-tensor.shape.num_elements() * dtype.size // GRANULE_BYTES) * GRANULE_BYTES, shape, dtype.name
 
 
 def _once(operation: tf.Operation) -> str | None:
