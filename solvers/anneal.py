@@ -1,10 +1,10 @@
 """Simulated annealing over slotted schedules: the planner to beat when seconds are left after greedy.
 
-A walk changes a schedule in random compound moves (`moves` says which), accepts what is better, and what is worse with a
-probability that falls as it cools. It may pass through schedules over the budget, at a price that adapts. Walks differ in
-temperature, in how far below the budget they aim (so that short spikes above their aim still count as fitting), in the
-mix of moves, and in where they start: the first polishes the plan it is given, some start from keeping everything,
-and every other one goes on from the best plan so far. They get longer as time passes.
+A walk changes a schedule in random compound moves (`moves` says which), accepts what is better, and what is worse
+with a probability that falls as it cools. It may pass through schedules over the budget, at a price that adapts.
+Walks differ in temperature, in how far below the budget they aim (so that short spikes above their aim still count as
+fitting), in the mix of moves, and in where they start: the first polishes the plan it is given, some start from
+keeping everything, and every other one goes on from the best plan so far. They get longer as time passes.
 
 Fixed order keeps the first runs in the order of the graph, which is what most of the literature's numbers mean; free
 order may change it, too. Deterministic for a seed and a number of moves: the clock only ends the search.
@@ -34,7 +34,7 @@ _RUNS = 24  # how often one op may run
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Walk:
-    """Temperatures as shares of the graph's seconds; the aim as a share of the budget; shares of drop, remove, shift."""
+    """Temperatures as shares of the graph's seconds, the aim as one of the budget, shares of drop, remove, shift."""
 
     hot: float = 1e-2
     cold: float = 1e-5
@@ -79,7 +79,7 @@ class Anneal:
 
 def walks(graph: Graph, budget_bytes: int, start: greedy.Attempt, deadline: float, seed: int,
           is_free: bool, most_moves: int | None = None) -> Iterator[greedy.Attempt]:
-    """What each walk found, until time.monotonic() reaches the deadline or the moves are used up. `start` need not fit."""
+    """What each walk found, from any start, until time.monotonic() reaches the deadline or the moves are used up."""
     problem, rules = slots.problem_from(graph), moves.order_rules(graph)
     random = np.random.Generator(np.random.PCG64(seed))
     best = start

@@ -4,11 +4,11 @@
 2. The greedy planner, on the graph as it is and on the shrunk one (see `passes`), where the optimizer runs as soon as
    it can: a plan in milliseconds to seconds.
 3. Rebuilding the better of both plans, then the other, in turns of growing length, until a round of turns gains next to
-   nothing or the time is over. Every second turn begins with annealing in free order: on real training steps with little
-   memory, running a few ops earlier or later is often worth more than any choice of what to recompute.
+   nothing or the time is over. Every second turn begins with annealing in free order: on real training steps with
+   little memory, running a few ops earlier or later is often worth more than any choice of what to recompute.
 
-Whatever happens, also Ctrl-C, the best plan so far is the answer. Without any, `stats["smallest_peak_bytes"]` says how far
-down the search came.
+Whatever happens, also Ctrl-C, the best plan so far is the answer. Without any, `stats["smallest_peak_bytes"]` says
+how far down the search came.
 """
 
 import dataclasses
@@ -96,7 +96,8 @@ def _search(graph, budget_bytes, limits, best) -> StoppedBy:
         views.insert(0, _View("shrunk graph", small, lift))
     for view in views:
         greedy_deadline = time.monotonic() + _GREEDY_SHARE / len(views) * limits.seconds
-        for count, attempt in enumerate(greedy.attempts(view.graph, budget_bytes, greedy_deadline, limits.seed), start=1):
+        attempts = greedy.attempts(view.graph, budget_bytes, greedy_deadline, limits.seed)
+        for count, attempt in enumerate(attempts, start=1):
             _take(graph, budget_bytes, view, attempt, best, "greedy")
             if count >= _GREEDY_ATTEMPTS and (best.attempt is not None or count > 2 * _GREEDY_ATTEMPTS):
                 break

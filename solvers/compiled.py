@@ -1,8 +1,9 @@
 """Numba with a cache on disk that can be trusted, or none.
 
-Compiling the search takes some ten seconds, so its machine code is kept next to the sources or, where that is read-only,
-in the user's cache folder. Numba throws it away when the file of a function changes, but not when a function that it
-calls from another file does: then old code would run on. Here all files of compiled code count for each of them.
+Compiling the search takes some ten seconds, so its machine code is kept next to the sources or, where that is
+read-only, in the user's cache folder. Numba throws it away when the file of a function changes, but not when a
+function that it calls from another file does: then old code would run on. Here all files of compiled code count for
+each of them.
 """
 
 import hashlib

@@ -53,7 +53,7 @@ def worst_slot(schedule):
 
 
 def candidates_of(problem: slots.Problem) -> np.ndarray:
-    """The values that are worth a decision: of those that can be made again, the largest, which hold nearly all bytes."""
+    """The values worth a decision: of those that can be made again, the largest, which hold nearly all bytes."""
     may = np.flatnonzero(~problem.pinned[problem.producer] & (problem.size > 0))
     may = may[np.argsort(-problem.size[may], kind="stable")]
     held = np.cumsum(problem.size[may])
@@ -85,7 +85,7 @@ def weigh(schedule, worst, spread, weight):
 
 
 @leaf
-def _price_of_input(problem, schedule, pad, weight, value, slot, rate, may_recompute):
+def _price_of_input(problem, schedule, weight, value, slot, rate, may_recompute):
     """(weighted bytes of keeping the value alive up to the slot, whether to look into recomputing it)."""
     maker = problem.producer[value]
     run = slots.run_before(schedule, maker, slot)
@@ -93,7 +93,8 @@ def _price_of_input(problem, schedule, pad, weight, value, slot, rate, may_recom
     if until >= slot:
         return 0.0, False
     keep = problem.size[value] * (weight[slot] - weight[until + 1])
-    return keep, may_recompute and keep > rate * max(problem.cost[maker], _FREE) and _can_run(problem, schedule, maker, slot)
+    pays = may_recompute and keep > rate * max(problem.cost[maker], _FREE)
+    return keep, pays and _can_run(problem, schedule, maker, slot)
 
 
 @leaf
@@ -139,7 +140,7 @@ def find_chain(problem, schedule, pad, weight, op, slot, rate):
             continue
         value = problem.input_value[place]
         maker = problem.producer[value]
-        keep, look = _price_of_input(problem, schedule, pad, weight, value, slot, rate, visited < _MOST_OPS)
+        keep, look = _price_of_input(problem, schedule, weight, value, slot, rate, visited < _MOST_OPS)
         if look and pad.stamp[maker] != stamp:
             visited += 1
             depth += 1
@@ -254,9 +255,11 @@ def recompute(problem, schedule, pad, slot, weight, rate):
 
 @compiled
 def lower(problem, schedule, pad, weight, spread, candidates, factor, rate, most_drops):
-    """Drops values until the schedule fits. Returns FITS, STUCK, NO_ROOM (more slots are needed) or STOPPED, and the rate.
+    """Drops values until the schedule fits. Returns FITS, STUCK, NO_ROOM (for lack of slots) or STOPPED, and the rate.
 
-    spread: see `weigh`; candidates: values that may be dropped   # int64 [n]; factor: on each one's score   # float64 [n]
+    spread: see `weigh`
+    candidates: values that may be dropped   # int64 [n]
+    factor: on the score of each of them   # float64 [n]
     rate: bytes for a second at the start
     """
     values = len(candidates)

@@ -90,8 +90,10 @@ def anneal(problem, schedule, order, walk, random, mix, is_free, budget, moves, 
         temperature *= cooling
         if move % 64 == 0:
             over = counters[slots.OVERFLOW] > 0
-            numbers[MULTIPLIER] = min(numbers[MULTIPLIER] * 1.02, 50.0) if over else max(numbers[MULTIPLIER] / 1.02, 1e-6)
-            if move % 1024 == 0 and (numbers[CROWDED] > 64 or counters[slots.CHANGES] > 4096 + 8 * counters[slots.LENGTH]):
+            multiplier = numbers[MULTIPLIER] * 1.02 if over else numbers[MULTIPLIER] / 1.02
+            numbers[MULTIPLIER] = min(max(multiplier, 1e-6), 50.0)
+            is_untidy = numbers[CROWDED] > 64 or counters[slots.CHANGES] > 4096 + 8 * counters[slots.LENGTH]
+            if move % 1024 == 0 and is_untidy:
                 slots.spread(problem, schedule, slots.order_of(schedule), -1, 0)
                 numbers[CROWDED] = 0
         scale = numbers[MULTIPLIER] * counters[slots.LENGTH] / (float(counters[slots.BUDGET]) * len(schedule.op_at))

@@ -1,13 +1,13 @@
 """Ruin and recreate: remove some of a plan's recomputations, and let the greedy planner repair what is over the budget.
 
-Greedy choices are good but final. Removing the recomputations of a random window (or a random share of them) and dropping
-anew, with random factors on the scores, revises some of them in the light of the rest. Each round costs a fraction of a
-greedy attempt, since only what is over the budget is repaired. A plan is kept when it is no more than a hundredth of its
-overhead worse than the best (record-to-record travel), so the search does not end in the first valley. As long as
-no plan fits, less overflow is better instead.
+Greedy choices are good but final. Removing the recomputations of a random window (or a random share of them) and
+dropping anew, with random factors on the scores, revises some of them in the light of the rest. Each round costs a
+fraction of a greedy attempt, since only what is over the budget is repaired. A plan is kept when it is no more than a
+hundredth of its overhead worse than the best (record-to-record travel), so the search does not end in the first
+valley. As long as no plan fits, less overflow is better instead.
 
 After Schrimpf et al., "Record breaking optimization results using the ruin and recreate principle", Journal of
-Computational Physics 2000. In fixed order this beats annealing by far: for ResNet50's published instance at 80, 70 and 50 %
+Computational Physics 2000. In fixed order this beats annealing by far: for ResNet50's published instance at 80 to 50 %
 it meets the proven lower bounds within seconds, and on the random graphs of 500 and 1,000 operations its plans are
 cheaper than any published for that order. The order of first runs is that of the plan it is given.
 """

@@ -312,7 +312,7 @@ def remove(problem, schedule, op, run):
 
 @leaf
 def shift(problem, schedule, op, run, slot):
-    """Moves a run to an empty slot between the op's runs before and after it, before its first use, after what it reads."""
+    """Moves a run to an empty slot between the op's runs around it, before its first use and after what it reads."""
     old = schedule.run_slot[op, run]
     _read_no_more(problem, schedule, op, old)
     for place in range(problem.output_start[op], problem.output_start[op + 1]):

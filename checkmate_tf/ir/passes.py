@@ -1,10 +1,10 @@
-"""Passes that shrink a graph before a solver sees it: (Graph) -> (Graph, lift), lift taking an order of the small graph back.
+"""Passes that shrink a graph before a solver sees it: Graph -> (Graph, lift); lift takes a small graph's order back.
 
 All of them contract groups of ops into one. A contracted op reads what its members read from outside, makes what
-somebody outside reads, and takes their seconds; while it runs, everything it reads stays, so its scratch is the most that
-its members hold at once beyond its outputs. Thus the lifted order of any valid order of the small graph is valid, costs
-the same, and its peak is never above what the small graph's simulation says. What may be lost is cheap plans, since a
-group runs as a whole; each pass says why it expects to lose little.
+somebody outside reads, and takes their seconds; while it runs, everything it reads stays, so its scratch is the most
+that its members hold at once beyond its outputs. Thus the lifted order of any valid order of the small graph is
+valid, costs the same, and its peak is never above what the small graph's simulation says. What may be lost is cheap
+plans, since a group runs as a whole; each pass says why it expects to lose little.
 
 A group must be convex (no path leaves it and comes back), run once if a member does, and may hide an overwritten value
 only if it runs once. `contract` refuses what breaks this; the passes below choose groups that do not:
@@ -60,7 +60,8 @@ def contract(graph: Graph, leader: Sequence[int]) -> tuple[Graph, Lift]:
         made = [value for op in members[group] for value in graph.ops[op].outputs if is_seen[value]]
         for port, value in enumerate(made):
             renamed[value] = len(values)
-            values.append(dataclasses.replace(graph.values[value], index=len(values), producer=number[group], port=port))
+            values.append(dataclasses.replace(graph.values[value], index=len(values), producer=number[group],
+                                              port=port))
     ops = tuple(_contracted(graph, index, group, members[group], leader, number, renamed)
                 for index, group in enumerate(order))
     small = Graph(ops, tuple(values), tuple(renamed[value] for value in graph.results), graph.resident_bytes)
@@ -81,7 +82,7 @@ def gather_sources(graph: Graph) -> tuple[Graph, Lift]:
 
 
 def contract_tails(graph: Graph) -> tuple[Graph, Lift]:
-    """What only leads from one large value (a gradient) to ops that run once (the writes of its variables) becomes one op.
+    """What only leads from one large value (a gradient) to ops that run once (writes of its variables) becomes one op.
 
     Members must not make less than they read: what condenses a large value should run early. The group stands where the
     gradient was last read, so that lives no longer than before; the writes come earlier, when the layer's forward ops
@@ -124,9 +125,9 @@ def contract_tails(graph: Graph) -> tuple[Graph, Lift]:
 def contract_chains(graph: Graph) -> tuple[Graph, Lift]:
     """An op whose only successors are in one group joins that group, where that takes no more bytes.
 
-    Running it later holds its inputs longer instead of its outputs: it joins if those are no larger (or already needed by
-    the group), as in FastSA's grouping. The group must not need more than its parts, or no plan could go as low as before.
-    Lost is only the freedom to keep the output from one run of the reader to its next.
+    Running it later holds its inputs longer instead of its outputs: it joins if those are no larger (or already needed
+    by the group), as in FastSA's grouping. The group must not need more than its parts, or no plan could go as low as
+    before. Lost is only the freedom to keep the output from one run of the reader to its next.
     """
     small_bytes = int(_SMALL * keep_all_timeline(graph).peak_bytes)
     successors = _successors(graph)
@@ -159,8 +160,8 @@ def contract_chains(graph: Graph) -> tuple[Graph, Lift]:
 def fold_small(graph: Graph) -> tuple[Graph, Lift]:
     """An op whose outputs are small and that waits for one group only runs with that group.
 
-    It is kept or recomputed with what it is made from, which decides about its few bytes, too. Ops that take more than a
-    thousandth of the time stay alone, and what runs once does not join what need not.
+    It is kept or recomputed with what it is made from, which decides about its few bytes, too. Ops that take more than
+    a thousandth of the time stay alone, and what runs once does not join what need not.
     """
     small_bytes = int(_SMALL * keep_all_timeline(graph).peak_bytes)
     floor_bytes = structural_floor(graph)[0] - graph.resident_bytes
@@ -237,12 +238,12 @@ def _sorted_groups(graph, leader, members) -> list[int]:
     if len(order) < len(members):
         stuck = next(group for group, count in waiting.items() if count)
         raise GraphError("Groups must be convex: no path may leave one and come back. Received: a group of "
-                         f"{len(members[stuck])} ops around {graph.ops[stuck].name!r} that is not, or follows one that is not")
+                         f"{len(members[stuck])} ops around {graph.ops[stuck].name!r} that is not, or comes after one")
     return order
 
 
 def _seen_from_outside(graph, leader, members) -> list[bool]:
-    """Which values a small graph must show: those of single ops, results, and what another group reads or overwrites."""
+    """Which values a small graph must show: of single ops, results, and what another group reads or overwrites."""
     seen = [len(members[leader[value.producer]]) == 1
             or any(leader[reader] != leader[value.producer] for reader in graph.consumers[value.index])
             or any(leader[writer] != leader[value.producer] for writer in graph.writers[value.index])
@@ -269,8 +270,8 @@ def _contracted(graph, index, group, members, leader, number, renamed) -> Op:
         after |= {number[leader[reader]] for value in op.overwrites for reader in graph.consumers[value]
                   if leader[reader] == leader[graph.values[value].producer] != group}
     if len(ops) == 1:
-        return dataclasses.replace(ops[0], index=index, inputs=tuple(inputs), outputs=outputs, after=tuple(sorted(after)),
-                                   overwrites=tuple(overwrites))
+        return dataclasses.replace(ops[0], index=index, inputs=tuple(inputs), outputs=outputs,
+                                   after=tuple(sorted(after)), overwrites=tuple(overwrites))
     shown = sum(graph.values[value].bytes for value in made if value in renamed)
     scratch_bytes = max(0, _held_inside(graph, members, lambda value: value in renamed) - shown)
     return Op(index, graph.ops[group].name, "group", tuple(inputs), outputs, tuple(sorted(after)),
@@ -285,7 +286,8 @@ def _needed_bytes(graph, members) -> int:
              or any(reader not in inside for reader in graph.consumers[value])}
     read = {value for op in members for value in graph.ops[op].inputs} - made
     held = _held_inside(graph, sorted(members), stays.__contains__)
-    return sum(graph.values[value].bytes for value in read) + max(held, sum(graph.values[value].bytes for value in stays))
+    made_bytes = sum(graph.values[value].bytes for value in stays)
+    return sum(graph.values[value].bytes for value in read) + max(held, made_bytes)
 
 
 def _held_inside(graph, members, stays) -> int:

@@ -27,8 +27,9 @@ def test_a_hot_walk_stays_within_the_rules(is_free):
         schedule = slots.schedule_from(problem, graph.order, budget, room=30)
         walk = moves.walk_for(problem, schedule)
         random = np.random.Generator(np.random.PCG64(seed))
+        rules = moves.order_rules(graph)
         for _ in range(5):
-            moves.anneal(problem, schedule, moves.order_rules(graph), walk, random, _MIX, is_free, budget, 100, 10.0, 10.0)
+            moves.anneal(problem, schedule, rules, walk, random, _MIX, is_free, budget, 100, 10.0, 10.0)
             order = slots.order_of(schedule).tolist()
             _, timeline = judge(graph, order, "walk")
             assert slots.peak_of(schedule) + graph.resident_bytes == timeline.peak_bytes

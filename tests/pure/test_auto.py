@@ -52,7 +52,7 @@ def test_an_interrupt_without_a_plan_is_passed_on(monkeypatch):
 
 
 def test_without_a_plan_the_smallest_peak_reached_is_told():
-    # Both values must be kept from their only run on: 4 + 4 bytes, and 1 for the op between. No op alone needs that much.
+    # Both values must be kept from their only run on: 4 + 4 bytes, and 1 for the op between. No op alone needs as much.
     builder = GraphBuilder()
     first = builder.op("first", bytes=4, once="a stateful draw")
     second = builder.op("second", bytes=4, once="a stateful draw")

@@ -26,8 +26,8 @@ def test_small_graphs_are_solved_to_optimality_in_nearly_all_cases():
 
 
 def test_a_linear_net_needs_one_more_forward_run_at_the_square_root_of_its_memory():
-    # 100 layers in 25 values: checkpoints every 10 layers hold 10, a segment 10 more. Each layer that is no checkpoint runs
-    # twice; the last segment need not: 81 runs more. With 25 values some segments can be longer.
+    # 100 layers in 25 values: checkpoints every 10 layers hold 10, a segment 10 more. Each layer that is no checkpoint
+    # runs twice; the last segment need not: 81 runs more. With 25 values some segments can be longer.
     graph = linear_net(100)
     first = next(greedy.attempts(graph, 25, math.inf, 0))
     solution = solve(graph, 25, Rebuild(rounds=1000), Limits(seconds=60))
