@@ -5,7 +5,11 @@ iterator. Ours takes the batch from the iterator, looks at its concrete shapes, 
 the first batch of a shape is traced and planned there and then. `model.compile()` clears Keras's
 train function, which tells us to plan afresh.
 
-If anything goes wrong before the first planned step has run, the model is restored to plain Keras and the error goes on.
+The allocator's peak is read in the first runs under each plan, and the step is planned again whenever it is above
+the budget: memory comes to lie differently from run to run until the pieces have settled.
+
+If anything goes wrong before a planned step has run within its budget, the model is restored to plain Keras and the error
+goes on.
 """
 
 import contextlib
@@ -19,7 +23,7 @@ from checkmate_tf import planning
 from checkmate_tf.bridge import audit, measure, variables
 from checkmate_tf.bridge.emit import Emitted, emit
 from checkmate_tf.bridge.trace import batch_specs
-from checkmate_tf.ir.errors import InfeasibleBudgetError, PlanError
+from checkmate_tf.ir.errors import CheckmateError, PlanError
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.plan import plan_from_order
 from checkmate_tf.ir.simulate import simulate
@@ -27,9 +31,10 @@ from checkmate_tf.ir.units import format_bytes
 from checkmate_tf.ir.verify import verify_plan
 from checkmate_tf.planning import Prepared
 from checkmate_tf.report import MemoryEstimate, Narrator, plan_table
-from checkmate_tf.solvers import Limits, Solution, Status
+from checkmate_tf.solvers import Limits, Solution, Solver, Status
 
 _REPLANS = 4
+_CHECKED_RUNS = 3
 _EXHAUSTED_SHARE = 0.1
 
 
@@ -46,14 +51,13 @@ class Settings:
 
 @dataclasses.dataclass
 class _Step:
-    """A planned step for one set of batch shapes."""
+    """A planned step for one set of batch shapes; `checked_runs` counts the runs under its present plan whose peak was read."""
 
     prepared: Prepared
     solution: Solution
     run: Emitted
-    withheld_bytes: int | None = None
     replans: int = 0
-    checked: bool = False
+    checked_runs: int = 0
 
 
 class Checkmate:
@@ -61,8 +65,8 @@ class Checkmate:
 
     solution: the plan for the largest batch so far, None before the first batch
     estimate: what the step needs without any plan, None before the first batch
-    measured_peak_bytes: the allocator's peak of a first step under its present plan; None before, and on devices
-        without allocator statistics
+    measured_peak_bytes: the allocator's peak over the first three runs under that plan; None before, and on
+        devices without allocator statistics
     """
 
     def __init__(self, model, settings: Settings):
@@ -82,8 +86,10 @@ class Checkmate:
         """Takes the place of the model's own method of this name."""
         if self._model.train_function is not None and not force:
             return
+        with _restored_on_failure(self._model, unless=False):
+            planning.check_model(self._model)
         self._steps.clear()
-        planning.check_model(self._model)
+        self.solution = self.estimate = self.measured_peak_bytes = None
         if self._model.jit_compile:
             Narrator(self.settings.verbose).say(
                 "jit_compile=True is ignored: XLA merges recomputed values and reorders the step, so a planned step runs without it.")
@@ -108,18 +114,18 @@ class Checkmate:
         if step is None:
             with self._lock:
                 step = self._steps.get(key) or self._plan(key, data, specs)
-        if step.checked:
+        if step.checked_runs >= _CHECKED_RUNS:
             return step.run(data)
         with self._lock:
             return self._run_and_check(step, data)
 
     def _plan(self, key: tuple, data: Any, specs: Any) -> _Step:
-        with _restored_on_failure(self._model, unless=bool(self._steps)):
+        with _restored_on_failure(self._model, unless=self._is_training):
             narrator = Narrator(self.settings.verbose)
             with narrator:
                 planning.build(self._model, data)
                 prepared = planning.prepare(self._model, specs, self.settings.profile, narrator.stage, batch_is_there=True)
-                solution = self._same_plan(prepared) or self._solve(prepared, narrator, None)
+                solution = self._first_solution(prepared, narrator)
                 narrator.stage("writing the step")
                 step = _Step(prepared, solution, emit(prepared.traced, prepared.graph, solution.plan))
             is_main = self.solution is None or prepared.base.peak_bytes >= self.estimate.keep_all_peak_bytes
@@ -130,27 +136,37 @@ class Checkmate:
                 narrator.show(self._table())
         return step
 
-    def _solve(self, prepared: Prepared, narrator: Narrator, withheld_bytes: int | None) -> Solution:
-        settings = self.settings
-        if isinstance(settings.budget, Solution):
-            return _given(settings.budget, prepared)
+    @property
+    def _is_training(self) -> bool:
+        return any(step.checked_runs for step in self._steps.values())
+
+    def _first_solution(self, prepared: Prepared, narrator: Narrator) -> Solution:
+        budget, solver = self.settings.budget, planning.get_solver(self.settings.solver)
+        if isinstance(budget, Solution) and not self._steps:
+            return _given(budget, prepared, solver)
+        return self._same_plan(prepared) or self._solve(prepared, planning.budget_in_bytes(budget, prepared.base), narrator)
+
+    def _solve(self, prepared: Prepared, budget_bytes: int, narrator: Narrator, withheld_bytes: int | None = None) -> Solution:
         narrator.stage("solving")
-        return planning.solve_within(prepared, planning.budget_in_bytes(settings.budget, prepared.base),
-                                     planning.get_solver(settings.solver), Limits(seconds=settings.time_limit),
+        return planning.solve_within(prepared, budget_bytes, planning.get_solver(self.settings.solver),
+                                     Limits(seconds=self.settings.time_limit),
                                      functools.partial(narrator.solving, prepared.base.seconds), withheld_bytes)
 
     def _same_plan(self, prepared: Prepared) -> Solution | None:
-        """The plan of an earlier shape, where this graph has the same ops and the plan fits its budget."""
-        if isinstance(self.settings.budget, float):
-            return None
+        """The plan of an earlier shape, where this graph has the same ops and the plan fits its budget.
+
+        A budget that is a fraction was taken of the earlier shape's peak, and stands for smaller ones only.
+        """
         for step in self._steps.values():
+            if isinstance(self.settings.budget, float) and prepared.base.peak_bytes > step.prepared.base.peak_bytes:
+                continue
             carried = _carry(step, prepared)
             if carried is not None and carried.peak_bytes <= carried.budget_bytes:
                 return carried
         return None
 
     def _run_and_check(self, step: _Step, data: Any) -> Any:
-        """Runs a step whose peak is not known yet, reads the peak, and plans again if it is above the budget.
+        """Runs a step whose peak is not known for certain yet, reads the peak, and plans again if it is above the budget.
 
         Where the device's limit is in the way after all (memory in pieces too small), every variable gets back the value it had
         before the step, and the step is planned again for less.
@@ -158,27 +174,31 @@ class Checkmate:
         before = variables.snapshot(step.prepared.traced)
         measure.reset_peak()
         try:
-            outputs, _ = audit.first_call(step.run, data)
+            outputs = self._first_run(step, data) if step.checked_runs == 0 else step.run(data)
         except tf.errors.ResourceExhaustedError:
             variables.put_back(step.prepared.traced, before)
             self._plan_after_exhaustion(step)
             return self._run_and_check(step, data)
-        del before
         memory = measure.measured_memory()
-        step.checked = True
         if memory is None:
+            step.checked_runs = _CHECKED_RUNS
             return outputs
-        peak_bytes, budget_bytes = memory[1], step.solution.budget_bytes
+        step.checked_runs += 1
+        peak_bytes = memory[1]
         if step.solution is self.solution:
-            self.measured_peak_bytes = peak_bytes
-        if peak_bytes > budget_bytes and not isinstance(self.settings.budget, Solution):
+            self.measured_peak_bytes = max(peak_bytes, self.measured_peak_bytes or 0)
+        if peak_bytes > step.solution.budget_bytes:
             self._plan_again(step, peak_bytes)
         return outputs
+
+    def _first_run(self, step: _Step, data: Any) -> Any:
+        with _restored_on_failure(self._model, unless=self._is_training, errors=CheckmateError):
+            return audit.first_call(step.run, data)[0]
 
     def _plan_again(self, step: _Step, peak_bytes: int) -> None:
         over_bytes = peak_bytes - step.solution.budget_bytes
         self._plan_for_less(step, step.solution.peak_bytes - over_bytes,
-                            f"The first step's peak was {format_bytes(peak_bytes)}, {format_bytes(over_bytes)} above the budget: the "
+                            f"The step's peak was {format_bytes(peak_bytes)}, {format_bytes(over_bytes)} above the budget: the "
                             "allocator took more than simulated.")
 
     def _plan_after_exhaustion(self, step: _Step) -> None:
@@ -189,17 +209,16 @@ class Checkmate:
 
     def _plan_for_less(self, step: _Step, target_bytes: int, reason: str) -> None:
         old, narrator = step.solution, Narrator(self.settings.verbose)
-        step.withheld_bytes = old.budget_bytes - target_bytes
-        step.replans += 1
-        if step.replans > _REPLANS or isinstance(self.settings.budget, Solution):
-            raise planning.infeasible(step.prepared, old.budget_bytes, step.withheld_bytes)
+        withheld_bytes = old.budget_bytes - target_bytes
+        step.replans, step.checked_runs = step.replans + 1, 0
         narrator.say(f"{reason} Planning again for {format_bytes(target_bytes)}.")
-        with narrator:
-            solution = self._solve(step.prepared, narrator, step.withheld_bytes)
-            run = emit(step.prepared.traced, step.prepared.graph, solution.plan)
+        with _restored_on_failure(self._model, unless=self._is_training), narrator:
+            if step.replans > _REPLANS:
+                raise planning.infeasible(step.prepared, old.budget_bytes, planning.get_solver(self.settings.solver), withheld_bytes)
+            step.solution = self._solve(step.prepared, old.budget_bytes, narrator, withheld_bytes)
+            step.run = emit(step.prepared.traced, step.prepared.graph, step.solution.plan)
         if old is self.solution:
-            self.solution = solution
-        step.solution, step.run, step.checked = solution, run, False
+            self.solution, self.measured_peak_bytes = step.solution, None
 
     def _table(self):
         return plan_table(self.settings.budget, self.solution, self.estimate, self.measured_peak_bytes)
@@ -214,28 +233,27 @@ def install(model, settings: Settings) -> None:
 
 def restore(model) -> None:
     """Takes it off again: the model trains as plain Keras does."""
-    for name in ("make_train_function", "checkmate"):
-        if name in vars(model):
-            delattr(model, name)
-    model.train_function = None
+    if "checkmate" in vars(model):
+        del model.checkmate, model.make_train_function
+        model.train_function = None
 
 
 @contextlib.contextmanager
-def _restored_on_failure(model, unless: bool):
+def _restored_on_failure(model, unless: bool, errors: type[BaseException] = BaseException):
     try:
         yield
-    except BaseException:
+    except errors:
         if not unless:
             restore(model)
         raise
 
 
-def _given(solution: Solution, prepared: Prepared) -> Solution:
+def _given(solution: Solution, prepared: Prepared, solver: Solver) -> Solution:
     """A saved solution for this very step, judged anew against what is resident now."""
     verify_plan(prepared.graph, solution.plan)
     timeline = simulate(prepared.graph, solution.plan)
     if timeline.peak_bytes > solution.budget_bytes:
-        raise planning.infeasible(prepared, solution.budget_bytes)
+        raise planning.infeasible(prepared, solution.budget_bytes, solver)
     return dataclasses.replace(solution, timeline=timeline, base=prepared.base,
                                bound_seconds=min(max(solution.bound_seconds, prepared.base.seconds), timeline.seconds))
 

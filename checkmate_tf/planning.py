@@ -12,20 +12,24 @@ budget less an allowance (`ALLOWANCE` of what is not resident), and for the budg
 import dataclasses
 import gc
 import hashlib
+import math
+import numbers
 import os
 import pathlib
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import keras
+from absl import logging
 
 from checkmate_tf import profiles, solvers
 from checkmate_tf.bridge import measure
 from checkmate_tf.bridge.extract import extract
 from checkmate_tf.bridge.price import price
 from checkmate_tf.bridge.trace import Traced, batch_specs, trace
-from checkmate_tf.ir.errors import BudgetError, InfeasibleBudgetError, ProfileError, UnsupportedError
+from checkmate_tf.ir.errors import BudgetError, InfeasibleBudgetError, ProfileError, SolverError, UnsupportedError
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.simulate import Timeline, keep_all_timeline, structural_floor
 from checkmate_tf.ir.units import format_bytes, parse_bytes
@@ -34,7 +38,9 @@ from checkmate_tf.solvers import Limits, Solution, Solver
 
 ALLOWANCE = 0.08
 DEVICE_MARGIN = 0.1
+_FIRST_TARGET_SHARE = 2 / 3
 _MINIMUM_SEARCH_STEPS = 6
+_MINIMUM_SEARCH_SECONDS = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +76,16 @@ class Prepared:
 
 
 def build(model, data: Any) -> None:
-    """Creates whatever variables the model, its optimizer, metrics and losses still lack."""
+    """Creates whatever variables the model, its optimizer, metrics and losses still lack.
+
+    What Keras cannot build without running the step (a model with a train_step but no call) is created while tracing.
+    """
     specs = batch_specs(data)
-    model._symbolic_build(data_batch=specs)
+    if type(model).call is not keras.Model.call:
+        try:
+            model._symbolic_build(data_batch=specs)
+        except (RuntimeError, ValueError) as error:
+            logging.debug("checkmate_tf: left to tracing: %s", error)
     if model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
 
@@ -94,12 +107,13 @@ def prepare(model, specs: Any, profile: Profile | str, narrate: Callable[[str], 
 
 def check_budget(budget: Any) -> None:
     """Raises BudgetError for what cannot be a budget, without knowing the model."""
-    if isinstance(budget, Solution) or budget == "auto":
+    if isinstance(budget, Solution):
         return
     if isinstance(budget, str):
-        parse_bytes(budget)
+        if budget != "auto":
+            parse_bytes(budget)
         return
-    if isinstance(budget, bool) or not isinstance(budget, (int, float)):
+    if isinstance(budget, bool) or not isinstance(budget, (numbers.Integral, float)):
         raise BudgetError('A budget is bytes (an int), a text with a unit ("2GB"), a fraction of the keep-everything peak '
                           f'(a float in (0, 1]), "auto", or a Solution. Received: {budget!r}')
     if isinstance(budget, float) and not 0 < budget <= 1:
@@ -129,42 +143,54 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
                  withheld_bytes: int | None = None) -> Solution:
     """A plan whose peak stays under the budget less what is withheld for the allocator (the allowance, by default).
 
-    Raises InfeasibleBudgetError when neither that nor, by default, the whole budget has a plan.
+    Raises InfeasibleBudgetError when neither that nor, by default, the whole budget has a plan. The time limit is for both.
     """
     allowance = int(ALLOWANCE * max(0, budget_bytes - prepared.residents.total))
     targets = [budget_bytes - withheld_bytes] if withheld_bytes is not None else [budget_bytes - allowance, budget_bytes]
+    deadline = time.monotonic() + limits.seconds
     for target_bytes in targets:
-        solution = solvers.solve(prepared.graph, target_bytes, solver, limits, report)
+        left = deadline - time.monotonic()
+        share = 1.0 if target_bytes == targets[-1] else _FIRST_TARGET_SHARE
+        solution = solvers.solve(prepared.graph, target_bytes, solver, dataclasses.replace(limits, seconds=max(0.0, share * left)), report)
         if solution.plan is not None:
             return dataclasses.replace(solution, budget_bytes=budget_bytes)
-    raise infeasible(prepared, budget_bytes, withheld_bytes or 0)
+    raise infeasible(prepared, budget_bytes, solver, withheld_bytes)
 
 
-def infeasible(prepared: Prepared, budget_bytes: int, withheld_bytes: int = 0) -> InfeasibleBudgetError:
-    """The error for a budget that no plan was found for: what sets the floor, what works, what would help."""
+def infeasible(prepared: Prepared, budget_bytes: int, solver: Solver, withheld_bytes: int | None = None) -> InfeasibleBudgetError:
+    """The error for a budget that the solver found no plan for: what sets the floor, what works, what would help."""
     graph, residents = prepared.graph, prepared.residents
     floor_bytes, floor_op = structural_floor(graph)
     proven = budget_bytes < floor_bytes
-    working_bytes = _smallest_working(prepared, max(budget_bytes - withheld_bytes, floor_bytes)) + withheld_bytes
+    reached_bytes = _smallest_reached(prepared, solver, max(budget_bytes - (withheld_bytes or 0), floor_bytes))
+    if withheld_bytes is None:
+        working_bytes = residents.total + math.ceil((reached_bytes - residents.total) / (1 - ALLOWANCE))
+    else:
+        working_bytes = reached_bytes + withheld_bytes
     rows = residents.rows()
     if floor_op >= 0:
         rows[f"inputs, outputs and scratch of {graph.ops[floor_op].name}"] = floor_bytes - residents.total
     lines = [f"No plan for this step fits the budget of {format_bytes(budget_bytes)}"
              + (": its floor, which no recomputation can go below, is " + format_bytes(floor_bytes) + "." if proven else
                 f" (none was found; the proven floor is {format_bytes(floor_bytes)})."),
-             f"The smallest budget known to work is {format_bytes(working_bytes)}; keeping everything takes "
+             f"The smallest budget known to work is {format_bytes(working_bytes)} ({working_bytes} bytes); keeping everything takes "
              f"{format_bytes(prepared.base.peak_bytes)}.", "What is held at the floor:"]
     lines += [f"  {format_bytes(size):>9}  {label}" for label, size in rows.items()]
     if withheld_bytes:
         lines.append(f"  {format_bytes(withheld_bytes):>9}  measured on top by the allocator, which hands out whole chunks")
     lines.append(_remedy(residents, budget_bytes))
     lines.append(f"Received: budget of {budget_bytes} bytes")
-    return InfeasibleBudgetError("\n".join(lines), budget_bytes, working_bytes, proven and working_bytes == floor_bytes, rows)
+    return InfeasibleBudgetError("\n".join(lines), budget_bytes, working_bytes, working_bytes == floor_bytes, rows)
 
 
 def get_solver(solver: Solver | str) -> Solver:
-    """The solver of this name, or the solver itself."""
-    return solvers.get(solver) if isinstance(solver, str) else solver
+    """The solver of this name, or the solver itself. Raises SolverError for what is neither."""
+    if isinstance(solver, str):
+        return solvers.get(solver)
+    if not callable(getattr(solver, "search", None)):
+        raise SolverError(f"A solver is one of {', '.join(solvers.names())}, or an object with a name and a search method. "
+                          f"Received: {solver!r}")
+    return solver
 
 
 def check_profile(profile: Any) -> None:
@@ -229,16 +255,16 @@ def _residents(model, traced: Traced, graph: Graph, batch_is_there: bool) -> Res
     return Residents(weights, optimizer, others, traced.argument_bytes, elsewhere)
 
 
-def _smallest_working(prepared: Prepared, below_bytes: int) -> int:
-    """The smallest budget between `below_bytes` and keep-everything for which a quick search finds a plan."""
-    low, high = below_bytes, prepared.base.peak_bytes
+def _smallest_reached(prepared: Prepared, solver: Solver, above_bytes: int) -> int:
+    """The smallest peak above this, up to keep-everything's, for which a quick search finds a plan."""
+    low, high = above_bytes, prepared.base.peak_bytes
     for _ in range(_MINIMUM_SEARCH_STEPS):
         if high - low <= 0.01 * high:
             break
         middle = (low + high) // 2
-        found = solvers.solve(prepared.graph, middle, solvers.get("greedy"), Limits(seconds=3.0))
+        found = solvers.solve(prepared.graph, middle, solver, Limits(seconds=_MINIMUM_SEARCH_SECONDS))
         low, high = (low, found.peak_bytes) if found.plan is not None else (middle, high)
-    return max(high, below_bytes)
+    return max(high, above_bytes + 1)
 
 
 def _remedy(residents: Residents, budget_bytes: int) -> str:

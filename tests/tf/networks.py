@@ -6,19 +6,20 @@ import numpy as np
 layers = keras.layers
 
 
-def conv_net(dropout: float = 0.0, optimizer="adam", size: int = 16, width: int = 16, **compile_arguments) -> keras.Model:
+def conv_net(dropout: float = 0.0, optimizer="adam", size: int = 16, width: int = 16, activation: str = "relu",
+             **compile_arguments) -> keras.Model:
     """Three convolutions with batch normalization and a skip; compiled."""
     keras.utils.set_random_seed(7)
     inputs = layers.Input((size, size, 3))
     value = layers.Conv2D(width, 3, padding="same", use_bias=False)(inputs)
-    value = skip = layers.ReLU()(layers.BatchNormalization()(value))
+    value = skip = layers.Activation(activation)(layers.BatchNormalization()(value))
     value = layers.Conv2D(width, 3, padding="same", use_bias=False)(value)
-    value = layers.ReLU()(layers.BatchNormalization()(value))
+    value = layers.Activation(activation)(layers.BatchNormalization()(value))
     if dropout:
         value = layers.Dropout(dropout, seed=3)(value)
     value = layers.Conv2D(width, 3, padding="same", use_bias=False)(value)
     value = layers.Add()([layers.BatchNormalization()(value), skip])
-    value = layers.GlobalAveragePooling2D()(layers.ReLU()(value))
+    value = layers.GlobalAveragePooling2D()(layers.Activation(activation)(value))
     model = keras.Model(inputs, layers.Dense(10, activation="softmax")(value))
     model.compile(optimizer, "sparse_categorical_crossentropy", **{"metrics": ["accuracy"], **compile_arguments})
     return model
@@ -35,4 +36,4 @@ def digits(count: int, size: int = 16) -> tuple[np.ndarray, np.ndarray]:
 def values_of(model: keras.Model) -> dict[str, np.ndarray]:
     """A copy of every variable: weights, optimizer slots, metric and seed states."""
     variables = [*model.variables, *model.optimizer.variables, *(v for metric in model.metrics for v in metric.variables)]
-    return {f"{position} {variable.path}": np.array(variable) for position, variable in enumerate(variables)}
+    return {f"{position} {variable.path}": np.array(variable.numpy()) for position, variable in enumerate(variables)}
