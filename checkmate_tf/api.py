@@ -6,7 +6,7 @@ from typing import Any
 from checkmate_tf import keras as hooks
 from checkmate_tf import planning
 from checkmate_tf.bridge.trace import batch_specs
-from checkmate_tf.ir.errors import NotCompiledError, SolverError, UnsupportedError
+from checkmate_tf.ir.errors import SolverError, UnsupportedError
 from checkmate_tf.report import MemoryEstimate, Narrator
 from checkmate_tf.solvers import Limits, Solution, Solver
 
@@ -68,9 +68,6 @@ def _prepare(model, x, y, sample_weight, profile, narrator):
 
 
 def _check(model, solver, profile, time_limit, verbose) -> None:
-    if not getattr(model, "compiled", False):
-        raise NotCompiledError("You must call `compile()` before planning memory: the optimizer, the loss and the metrics are part of "
-                               f"the step. Received: {model!r}")
     planning.check_model(model)
     planning.get_solver(solver)
     planning.check_profile(profile)

@@ -140,16 +140,20 @@ class Checkmate:
     def _is_training(self) -> bool:
         return any(step.checked_runs for step in self._steps.values())
 
+    @property
+    def _limits(self) -> Limits:
+        return Limits(seconds=self.settings.time_limit)
+
     def _first_solution(self, prepared: Prepared, narrator: Narrator) -> Solution:
         budget, solver = self.settings.budget, planning.get_solver(self.settings.solver)
         if isinstance(budget, Solution) and not self._steps:
-            return _given(budget, prepared, solver)
+            return _given(budget, prepared, solver, self._limits)
         return self._same_plan(prepared) or self._solve(prepared, planning.budget_in_bytes(budget, prepared.base), narrator)
 
     def _solve(self, prepared: Prepared, budget_bytes: int, narrator: Narrator, withheld_bytes: int | None = None) -> Solution:
         narrator.stage("solving")
         return planning.solve_within(prepared, budget_bytes, planning.get_solver(self.settings.solver),
-                                     Limits(seconds=self.settings.time_limit),
+                                     self._limits,
                                      functools.partial(narrator.solving, prepared.base.seconds), withheld_bytes)
 
     def _same_plan(self, prepared: Prepared) -> Solution | None:
@@ -214,7 +218,8 @@ class Checkmate:
         narrator.say(f"{reason} Planning again for {format_bytes(target_bytes)}.")
         with _restored_on_failure(self._model, unless=self._is_training), narrator:
             if step.replans > _REPLANS:
-                raise planning.infeasible(step.prepared, old.budget_bytes, planning.get_solver(self.settings.solver), withheld_bytes)
+                raise planning.infeasible(step.prepared, old.budget_bytes, planning.get_solver(self.settings.solver), self._limits,
+                                          withheld_bytes)
             step.solution = self._solve(step.prepared, old.budget_bytes, narrator, withheld_bytes)
             step.run = emit(step.prepared.traced, step.prepared.graph, step.solution.plan)
         if old is self.solution:
@@ -248,12 +253,12 @@ def _restored_on_failure(model, unless: bool, errors: type[BaseException] = Base
         raise
 
 
-def _given(solution: Solution, prepared: Prepared, solver: Solver) -> Solution:
+def _given(solution: Solution, prepared: Prepared, solver: Solver, limits: Limits) -> Solution:
     """A saved solution for this very step, judged anew against what is resident now."""
     verify_plan(prepared.graph, solution.plan)
     timeline = simulate(prepared.graph, solution.plan)
     if timeline.peak_bytes > solution.budget_bytes:
-        raise planning.infeasible(prepared, solution.budget_bytes, solver)
+        raise planning.infeasible(prepared, solution.budget_bytes, solver, limits)
     return dataclasses.replace(solution, timeline=timeline, base=prepared.base,
                                bound_seconds=min(max(solution.bound_seconds, prepared.base.seconds), timeline.seconds))
 

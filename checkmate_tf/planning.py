@@ -29,7 +29,7 @@ from checkmate_tf.bridge import measure
 from checkmate_tf.bridge.extract import extract
 from checkmate_tf.bridge.price import price
 from checkmate_tf.bridge.trace import Traced, batch_specs, trace
-from checkmate_tf.ir.errors import BudgetError, InfeasibleBudgetError, ProfileError, SolverError, UnsupportedError
+from checkmate_tf.ir.errors import BudgetError, InfeasibleBudgetError, NotCompiledError, ProfileError, SolverError, UnsupportedError
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.simulate import Timeline, keep_all_timeline, structural_floor
 from checkmate_tf.ir.units import format_bytes, parse_bytes
@@ -40,7 +40,7 @@ ALLOWANCE = 0.08
 DEVICE_MARGIN = 0.1
 _FIRST_TARGET_SHARE = 2 / 3
 _MINIMUM_SEARCH_STEPS = 6
-_MINIMUM_SEARCH_SECONDS = 3.0
+_MINIMUM_SEARCH_SHARE = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,15 +154,16 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
         solution = solvers.solve(prepared.graph, target_bytes, solver, dataclasses.replace(limits, seconds=max(0.0, share * left)), report)
         if solution.plan is not None:
             return dataclasses.replace(solution, budget_bytes=budget_bytes)
-    raise infeasible(prepared, budget_bytes, solver, withheld_bytes)
+    raise infeasible(prepared, budget_bytes, solver, limits, withheld_bytes)
 
 
-def infeasible(prepared: Prepared, budget_bytes: int, solver: Solver, withheld_bytes: int | None = None) -> InfeasibleBudgetError:
+def infeasible(prepared: Prepared, budget_bytes: int, solver: Solver, limits: Limits,
+               withheld_bytes: int | None = None) -> InfeasibleBudgetError:
     """The error for a budget that the solver found no plan for: what sets the floor, what works, what would help."""
     graph, residents = prepared.graph, prepared.residents
     floor_bytes, floor_op = structural_floor(graph)
     proven = budget_bytes < floor_bytes
-    reached_bytes = _smallest_reached(prepared, solver, max(budget_bytes - (withheld_bytes or 0), floor_bytes))
+    reached_bytes = _smallest_reached(prepared, solver, limits, max(budget_bytes - (withheld_bytes or 0), floor_bytes))
     if withheld_bytes is None:
         working_bytes = residents.total + math.ceil((reached_bytes - residents.total) / (1 - ALLOWANCE))
     else:
@@ -255,14 +256,15 @@ def _residents(model, traced: Traced, graph: Graph, batch_is_there: bool) -> Res
     return Residents(weights, optimizer, others, traced.argument_bytes, elsewhere)
 
 
-def _smallest_reached(prepared: Prepared, solver: Solver, above_bytes: int) -> int:
+def _smallest_reached(prepared: Prepared, solver: Solver, limits: Limits, above_bytes: int) -> int:
     """The smallest peak above this, up to keep-everything's, for which a quick search finds a plan."""
     low, high = above_bytes, prepared.base.peak_bytes
+    quick = dataclasses.replace(limits, seconds=_MINIMUM_SEARCH_SHARE * limits.seconds)
     for _ in range(_MINIMUM_SEARCH_STEPS):
         if high - low <= 0.01 * high:
             break
         middle = (low + high) // 2
-        found = solvers.solve(prepared.graph, middle, solver, Limits(seconds=_MINIMUM_SEARCH_SECONDS))
+        found = solvers.solve(prepared.graph, middle, solver, quick)
         low, high = (low, found.peak_bytes) if found.plan is not None else (middle, high)
     return max(high, above_bytes + 1)
 
@@ -279,11 +281,14 @@ def _remedy(residents: Residents, budget_bytes: int) -> str:
 
 def check_model(model) -> None:
     """Raises a typed error for a model whose training step cannot be planned; changes nothing."""
-    if getattr(model, "run_eagerly", False):
-        raise UnsupportedError("With run_eagerly=True there is no graph to plan; compile the model without it. "
-                               "Received: run_eagerly=True")
     if not isinstance(model, keras.Model):
         raise UnsupportedError(f"A keras.Model is needed. Received: {type(model).__name__}")
+    if not model.compiled:
+        raise NotCompiledError("You must call `compile()` before planning memory: the optimizer, the loss and the metrics are "
+                               f"part of the step. Received: {model!r}")
+    if model.run_eagerly:
+        raise UnsupportedError("With run_eagerly=True there is no graph to plan; compile the model without it. "
+                               "Received: run_eagerly=True")
     strategy = model.distribute_strategy
     if type(strategy).__name__ != "_DefaultDistributionStrategy":
         raise UnsupportedError("Only the default strategy (one device) is supported; create and compile the model outside of a "
