@@ -27,7 +27,10 @@ from checkmate_tf.solvers.greedy import Attempt
 _GREEDY_ATTEMPTS = 2
 _GREEDY_SHARE = 0.4            # of the time, as long as no plan fits
 _FIRST_TURN_SECONDS = 1.0
-_WORTH_GOING_ON = 0.01         # of the overhead, gained in a round of turns
+_WORTH_GOING_ON = 0.01         # of the overhead, gained in the latest turns
+_WORTH_WAITING = 0.003         # of the step's time, gained in the latest turns, once somebody has waited that long:
+_PATIENT_SECONDS = 15.0
+_LATEST_TURNS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,22 +104,30 @@ def _search(graph, budget_bytes, limits, best) -> StoppedBy:
             _take(graph, budget_bytes, view, attempt, best, "greedy")
             if count >= _GREEDY_ATTEMPTS and (best.attempt is not None or count > 2 * _GREEDY_ATTEMPTS):
                 break
-    turn, turn_seconds, before = 0, _FIRST_TURN_SECONDS, math.inf
+    turn_seconds = _FIRST_TURN_SECONDS
+    history = [best.seconds]
     while time.monotonic() < deadline:
-        if best.seconds <= best.bound_seconds * (1 + limits.gap):
+        if best.seconds <= best.bound_seconds * (1 + limits.gap) or _is_settled(best, history):
             return StoppedBy.DONE
+        turn = len(history) - 1
         for view in sorted(views, key=lambda view: view.best.seconds if view.best.fits else math.inf):
             until = min(deadline, time.monotonic() + turn_seconds)
             for name, attempts in _engines(view, budget_bytes, until, limits.seed + turn, turn):
                 for attempt in attempts:
                     _take(graph, budget_bytes, view, attempt, best, name)
-        turn += 1
+        history.append(best.seconds)
         turn_seconds *= 1.5
-        if turn % 3 == 0 and best.attempt is not None:
-            if before - best.seconds < _WORTH_GOING_ON * (best.seconds - best.bound_seconds):
-                return StoppedBy.DONE
-            before = best.seconds
     return StoppedBy.TIME
+
+
+def _is_settled(best: _Best, history: list[float]) -> bool:
+    """Whether the latest turns gained so little that more of them are not worth the time."""
+    if best.attempt is None or len(history) <= _LATEST_TURNS:
+        return False
+    worth = _WORTH_GOING_ON * (best.seconds - best.bound_seconds)
+    if time.monotonic() - best.started > _PATIENT_SECONDS:
+        worth = max(worth, _WORTH_WAITING * best.bound_seconds)
+    return history[-1 - _LATEST_TURNS] - best.seconds < worth
 
 
 def _engines(view: _View, budget_bytes: int, until: float, seed: int,
