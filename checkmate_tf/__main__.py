@@ -7,14 +7,17 @@
 """
 
 import argparse
+import os
 import sys
 
-from checkmate_tf.ir.errors import CheckmateError, UnsupportedError
+from checkmate_tf.ir.errors import CheckmateError, NotCompiledError, PlanError, UnsupportedError
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command. Errors of this package are told in their own words, with exit code 2."""
     parsed = _parser().parse_args(arguments)
+    # TensorFlow greets on the error stream, where only what went wrong belongs; whoever has set this wants to see more.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         return parsed.run(parsed)
     except CheckmateError as error:
@@ -76,16 +79,16 @@ def _plan(parsed) -> int:
     import checkmate_tf
     from checkmate_tf import report
     model, batch = _load(parsed)
-    budget = float(parsed.budget) if _is_number(parsed.budget) else parsed.budget
-    if isinstance(budget, float) and budget > 1:
-        budget = int(budget)
-    solution = checkmate_tf.plan(model, budget, *batch, solver=parsed.solver, time_limit=parsed.time_limit,
+    solution = checkmate_tf.plan(model, _budget(parsed.budget), *batch, solver=parsed.solver, time_limit=parsed.time_limit,
                                  profile=parsed.profile)
     print(report.as_text(report.solution_table(solution)))
-    if parsed.output:
-        solution.save(parsed.output)
-    if parsed.plot:
-        checkmate_tf.plot_memory(solution, parsed.plot)
+    try:
+        if parsed.output:
+            solution.save(parsed.output)
+        if parsed.plot:
+            checkmate_tf.plot_memory(solution, parsed.plot)
+    except (OSError, ValueError) as error:
+        raise PlanError(f"The plan could not be saved: {_one_line(error)}") from error
     return 0
 
 
@@ -93,10 +96,18 @@ def _load(parsed):
     """The saved model, and specs of a batch for it: inputs, and targets shaped like what the loss expects."""
     import keras
     import tensorflow as tf
+    if parsed.batch_size < 1:
+        raise UnsupportedError(f"A batch has at least one example. Received: --batch-size {parsed.batch_size}")
     try:
         model = keras.saving.load_model(parsed.model)
-    except (OSError, ValueError) as error:
-        raise UnsupportedError(f"A saved Keras model is needed. Received: {parsed.model} ({error})") from error
+    except (OSError, ValueError, TypeError) as error:
+        raise UnsupportedError(f"A saved Keras model is needed. Received: {parsed.model} ({_one_line(error)})") from error
+    if not model.compiled:
+        raise NotCompiledError("The model was saved before it was compiled: call model.compile(...), then model.save(...). "
+                               f"Received: {parsed.model}")
+    if getattr(model, "inputs", None) is None or getattr(model, "outputs", None) is None:
+        raise UnsupportedError("The shapes of a subclassed model's inputs are not in its file: use checkmate_tf.estimate or plan "
+                               f"from Python, with a batch. Received: {parsed.model} ({type(model).__name__})")
 
     sparse = "sparse" in str((model.get_compile_config() or {}).get("loss", ""))
 
@@ -110,12 +121,18 @@ def _load(parsed):
     return model, (tf.nest.map_structure(batch_spec, model.input), tf.nest.map_structure(target_spec, model.output))
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def _budget(text: str) -> int | float | str:
+    """A budget as it is typed: whole numbers are bytes, other numbers fractions, and the rest has a unit."""
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 if __name__ == "__main__":

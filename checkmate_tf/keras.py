@@ -30,7 +30,7 @@ from checkmate_tf.ir.simulate import simulate
 from checkmate_tf.ir.units import format_bytes
 from checkmate_tf.ir.verify import verify_plan
 from checkmate_tf.planning import Prepared
-from checkmate_tf.report import MemoryEstimate, Narrator, plan_table
+from checkmate_tf.report import MemoryEstimate, Narrator, plan_table, recomputed_kinds
 from checkmate_tf.solvers import Limits, Solution, Solver, Status
 
 _REPLANS = 4
@@ -226,7 +226,9 @@ class Checkmate:
             self.solution, self.measured_peak_bytes = step.solution, None
 
     def _table(self):
-        return plan_table(self.settings.budget, self.solution, self.estimate, self.measured_peak_bytes)
+        graph = next((step.prepared.graph for step in self._steps.values() if step.solution is self.solution), None)
+        recomputed = recomputed_kinds(graph, self.solution) if graph is not None else ()
+        return plan_table(self.settings.budget, self.solution, self.estimate, self.measured_peak_bytes, recomputed)
 
 
 def install(model, settings: Settings) -> None:

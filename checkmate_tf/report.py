@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -19,6 +20,7 @@ from checkmate_tf.solvers import Progress, Solution, Status
 
 _QUIET_SECONDS = 1.0
 _LARGEST_VALUES = 5
+_KINDS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,17 +65,28 @@ class MemoryEstimate:
 
     def table(self) -> Table:
         """The estimate as a table."""
-        table = _table("Memory of one training step", "", "bytes", "where")
-        for label, size in self.resident.items():
-            table.add_row(label, format_bytes(size), "resident")
-        table.add_row("keep everything: peak", format_bytes(self.keep_all_peak_bytes), self.peak_op)
-        table.add_row("floor of any plan", format_bytes(self.floor_bytes), self.floor_op)
-        for name, shape, size in self.largest:
-            table.add_row("large value", format_bytes(size), f"{name} {list(shape)}")
+        table = _table("checkmate_tf: memory of one training step")
+        table.add_row("device", "", self.device)
+        _add_residents(table, self.resident)
+        table.add_section()
+        table.add_row("peak, everything kept", format_bytes(self.keep_all_peak_bytes), f"at {short_name(self.peak_op)}")
+        table.add_row("floor of any plan", format_bytes(self.floor_bytes), f"at {short_name(self.floor_op)}")
+        table.add_section()
+        for position, (name, shape, size) in enumerate(self.largest):
+            table.add_row("" if position else "largest values", format_bytes(size), f"{short_name(name)} {list(shape)}")
         return table
 
     def __str__(self) -> str:
         return as_text(self.table())
+
+
+def short_name(name: str) -> str:
+    """A TensorFlow op's name as a user knows it: layer and op, without the model's name, the backward ones marked."""
+    *scopes, last = name.split("/")
+    backward = scopes[:1] == ["gradient_tape"]
+    scopes = scopes[1:] if backward else scopes
+    scopes = scopes[1:] if len(scopes) > 1 else scopes
+    return "/".join([*scopes, last]) + (" (backward)" if backward else "")
 
 
 def op_at_peak(graph: Graph, step: int) -> str:
@@ -108,12 +121,12 @@ class Narrator:
             self._status = None
 
     def stage(self, text: str) -> None:
-        """A new stage, or the same one further on; without a terminal only its start is told, once it takes time."""
+        """A new stage, or the same one further on; without a terminal only its start is told, and by default once it takes time."""
         kind = text.split(":")[0]
         seconds = time.monotonic() - self._started
         if self._status is not None:
             self._status.update(f"checkmate_tf: {text} ({seconds:.0f} s)")
-        elif kind != self._stage and seconds > _QUIET_SECONDS:
+        elif kind != self._stage and (seconds > _QUIET_SECONDS or self._level == 2):
             self.say(f"{kind} ({seconds:.1f} s so far)")
         self._stage = kind
 
@@ -144,20 +157,25 @@ class Narrator:
             logging.info("%s", as_text(table))
 
 
-def plan_table(budget: Any, solution: Solution | None, estimate: MemoryEstimate | None, measured_peak_bytes: int | None) -> Table:
-    """The first screen: device, budget, residents, peaks, recomputation, and how good the plan is."""
-    table = _table("checkmate_tf: training within a memory budget", "", "", "")
+def plan_table(budget: Any, solution: Solution | None, estimate: MemoryEstimate | None, measured_peak_bytes: int | None,
+               recomputed: Sequence[tuple[str, int]] = ()) -> Table:
+    """The first screen: device, budget, residents, peaks, recomputation, and how good the plan is.
+
+    recomputed: (kind of op, runs more than one each) of what the plan recomputes most
+    """
+    table = _table("checkmate_tf: training within a memory budget")
+    given = "a saved plan's" if isinstance(budget, Solution) else f"given as {budget!r}"
     if solution is None or estimate is None:
-        table.add_row("budget", str(budget), "planned when the first batch arrives")
+        table.add_row("budget", "", f"{given}; planned when the first batch arrives")
         return table
     table.add_row("device", "", estimate.device)
-    table.add_row("budget", format_bytes(solution.budget_bytes), "" if isinstance(budget, Solution) else f"given as {budget!r}")
-    for label, size in estimate.resident.items():
-        table.add_row(label, format_bytes(size), "resident")
-    table.add_row("keep everything: peak", format_bytes(estimate.keep_all_peak_bytes), estimate.peak_op)
-    _add_plan(table, solution)
+    table.add_row("budget", format_bytes(solution.budget_bytes), given)
+    _add_residents(table, estimate.resident)
+    table.add_section()
+    table.add_row("peak, everything kept", format_bytes(estimate.keep_all_peak_bytes), f"at {short_name(estimate.peak_op)}")
+    _add_plan(table, solution, recomputed)
     if measured_peak_bytes is not None:
-        table.add_row("measured peak", format_bytes(measured_peak_bytes), "the allocator's, first step under this plan")
+        table.add_row("measured peak", format_bytes(measured_peak_bytes), "the allocator's, over the first steps under this plan")
     elif measure.measured_memory() is None:
         table.add_row("measured peak", "not measured", "this device's allocator keeps no statistics")
     return table
@@ -165,18 +183,40 @@ def plan_table(budget: Any, solution: Solution | None, estimate: MemoryEstimate 
 
 def solution_table(solution: Solution) -> Table:
     """A plan without a model: budget, peaks, recomputation, and how good the plan is."""
-    table = _table("checkmate_tf: a plan", "", "", "")
+    table = _table("checkmate_tf: a plan")
     table.add_row("budget", format_bytes(solution.budget_bytes), "")
-    table.add_row("keep everything: peak", format_bytes(solution.base_peak_bytes), "")
-    _add_plan(table, solution)
+    table.add_row("peak, everything kept", format_bytes(solution.base_peak_bytes), "")
+    _add_plan(table, solution, ())
     return table
 
 
-def _add_plan(table: Table, solution: Solution) -> None:
+def recomputed_kinds(graph: Graph, solution: Solution) -> tuple[tuple[str, int], ...]:
+    """(kind of op, runs more than one each) of what a plan recomputes, the most time first."""
+    again: dict[str, int] = {}
+    seconds: dict[str, float] = {}
+    for op, runs in zip(graph.ops, solution.timeline.runs):
+        if runs > 1:
+            again[op.kind] = again.get(op.kind, 0) + runs - 1
+            seconds[op.kind] = seconds.get(op.kind, 0.0) + (runs - 1) * op.seconds
+    return tuple((kind, again[kind]) for kind in sorted(again, key=lambda kind: (-seconds[kind], kind)))
+
+
+def _add_residents(table: Table, resident: Mapping[str, int]) -> None:
+    table.add_section()
+    for position, (label, size) in enumerate(resident.items()):
+        table.add_row(label, format_bytes(size), "" if position else "these are held during the whole step")
+
+
+def _add_plan(table: Table, solution: Solution, recomputed: Sequence[tuple[str, int]]) -> None:
     headroom = solution.budget_bytes - solution.peak_bytes
-    table.add_row("planned peak", format_bytes(solution.peak_bytes), f"{format_bytes(headroom)} of headroom")
+    table.add_row("planned peak", format_bytes(solution.peak_bytes), f"{format_bytes(headroom)} under the budget")
     again = sum(count - 1 for count in solution.timeline.runs)
-    table.add_row("recomputed", f"{again} runs", f"of {len(solution.timeline.runs)} ops; +{100 * solution.overhead:.1f} % predicted time")
+    kinds = ", ".join(f"{count} {kind}" for kind, count in recomputed[:_KINDS])
+    others = again - sum(count for _, count in recomputed[:_KINDS])
+    if again and recomputed:
+        kinds = f": {kinds}" + (f", {others} others" if others else "")
+    table.add_row("recomputed", f"{again} runs", f"of {len(solution.timeline.runs)} ops{kinds}" if again else "nothing: everything is kept")
+    table.add_row("predicted time", f"+{100 * solution.overhead:.1f} %", "of a step, over keeping everything")
     table.add_row("solver", solution.solver, _quality(solution))
 
 
@@ -220,8 +260,9 @@ def _quality(solution: Solution) -> str:
     return f"{solution.status.value}, at most {100 * solution.gap:.1f} % above the bound, {solve_seconds:.1f} s"
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, show_header=any(columns), title_justify="left")
-    for position, column in enumerate(columns):
-        table.add_column(column, justify="right" if position == 1 else "left", overflow="fold")
+def _table(title: str) -> Table:
+    table = Table(title=title, show_header=False, title_justify="left")
+    table.add_column(overflow="fold")
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
     return table
