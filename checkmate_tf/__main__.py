@@ -33,7 +33,8 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--role", choices=("estimate", "plain", "checkmate"), help=argparse.SUPPRESS)
     demo.add_argument("--answer", help=argparse.SUPPRESS)
     demo.set_defaults(run=_demo)
-    benchmark = commands.add_parser("benchmark", help="measure peaks and step times against plain Keras on this machine")
+    benchmark = commands.add_parser("benchmark",
+                                    help="measure peaks and step times against plain Keras on this machine")
     benchmark.add_argument("models", nargs="*", help="names of built-in workloads; all of them by default")
     benchmark.add_argument("--shares", nargs="*", type=float, default=[0.8, 0.6, 0.5],
                            help="budgets, as shares of the way from resident bytes to the keep-everything peak")
@@ -79,8 +80,8 @@ def _plan(parsed) -> int:
     import checkmate_tf
     from checkmate_tf import report
     model, batch = _load(parsed)
-    solution = checkmate_tf.plan(model, _budget(parsed.budget), *batch, solver=parsed.solver, time_limit=parsed.time_limit,
-                                 profile=parsed.profile)
+    solution = checkmate_tf.plan(model, _budget(parsed.budget), *batch, solver=parsed.solver,
+                                 time_limit=parsed.time_limit, profile=parsed.profile)
     print(report.as_text(report.solution_table(solution)))
     try:
         if parsed.output:
@@ -101,13 +102,14 @@ def _load(parsed):
     try:
         model = keras.saving.load_model(parsed.model)
     except (OSError, ValueError, TypeError) as error:
-        raise UnsupportedError(f"A saved Keras model is needed. Received: {parsed.model} ({_one_line(error)})") from error
+        raise UnsupportedError("A saved Keras model is needed. "
+                               f"Received: {parsed.model} ({_one_line(error)})") from error
     if not model.compiled:
-        raise NotCompiledError("The model was saved before it was compiled: call model.compile(...), then model.save(...). "
-                               f"Received: {parsed.model}")
+        raise NotCompiledError("The model was saved before it was compiled: call model.compile(...), then "
+                               f"model.save(...). Received: {parsed.model}")
     if getattr(model, "inputs", None) is None or getattr(model, "outputs", None) is None:
-        raise UnsupportedError("The shapes of a subclassed model's inputs are not in its file: use checkmate_tf.estimate or plan "
-                               f"from Python, with a batch. Received: {parsed.model} ({type(model).__name__})")
+        raise UnsupportedError("The shapes of a subclassed model's inputs are not in its file: use "
+                               f"checkmate_tf.estimate or plan from Python, with a batch. Received: {parsed.model} ({type(model).__name__})")
 
     sparse = "sparse" in str((model.get_compile_config() or {}).get("loss", ""))
 

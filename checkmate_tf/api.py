@@ -19,12 +19,13 @@ def compile(model, budget: int | float | str | Solution, *, solver: str | Solver
         included. An int is bytes; a text has a unit ("2GB" = 2e9, "2GiB" = 2**30); a float in (0, 1] is a fraction of
         the peak when nothing is recomputed; "auto" is the device's limit less 10 %; a saved Solution is that plan.
     solver: a name from `checkmate_tf.solvers.names()` or a solver object; time_limit: its seconds
-    profile: "auto" measures this device and caches the result; a name from `checkmate_tf.profiles.names()`, or a Profile
+    profile: "auto" measures this device and caches the result; a name from `checkmate_tf.profiles.names()`, or a
+        Profile
     verbose: 0 silent, 1 progress and the table, 2 a line a stage, "auto" as 1
 
-    Returns the same model, configured in place. The plan is made when the first batch arrives, once per set of batch shapes.
-    Raises NotCompiledError, BudgetError, UnsupportedError, SolverError or ProfileError before anything changes; `fit` raises
-    InfeasibleBudgetError when no plan fits its first batch, and the model is plain Keras again.
+    Returns the same model, configured in place. The plan is made when the first batch arrives, once per set of batch
+    shapes. Raises NotCompiledError, BudgetError, UnsupportedError, SolverError or ProfileError before anything changes;
+    `fit` raises InfeasibleBudgetError when no plan fits its first batch, and the model is plain Keras again.
     """
     _check(model, solver, profile, time_limit, verbose)
     planning.check_budget(budget)
@@ -41,7 +42,8 @@ def restore(model):
 def estimate(model, x, y=None, sample_weight=None, *, profile: Any = "auto", verbose: Any = "auto") -> MemoryEstimate:
     """What one training step needs, without solving: residents, the keep-everything peak and where, the floor.
 
-    x, y, sample_weight: one batch, as arrays, tensors, or tf.TensorSpecs with the batch dimension, nested as the model takes it
+    x, y, sample_weight: one batch, as arrays, tensors, or tf.TensorSpecs with the batch dimension, nested as the model
+        takes it
     """
     with Narrator(verbose) as narrator:
         return MemoryEstimate.of(_prepare(model, x, y, sample_weight, profile, narrator))
@@ -55,8 +57,9 @@ def plan(model, budget: int | float | str, x, y=None, sample_weight=None, *, sol
     with Narrator(verbose) as narrator:
         prepared = _prepare(model, x, y, sample_weight, profile, narrator)
         narrator.stage("solving")
-        return planning.solve_within(prepared, planning.budget_in_bytes(budget, prepared.base), planning.get_solver(solver),
-                                     Limits(seconds=float(time_limit)), functools.partial(narrator.solving, prepared.base.seconds))
+        return planning.solve_within(prepared, planning.budget_in_bytes(budget, prepared.base),
+                                     planning.get_solver(solver), Limits(seconds=float(time_limit)),
+                                     functools.partial(narrator.solving, prepared.base.seconds))
 
 
 def _prepare(model, x, y, sample_weight, profile, narrator):

@@ -8,8 +8,8 @@ train function, which tells us to plan afresh.
 The allocator's peak is read in the first runs under each plan, and the step is planned again whenever it is above
 the budget: memory comes to lie differently from run to run until the pieces have settled.
 
-If anything goes wrong before a planned step has run within its budget, the model is restored to plain Keras and the error
-goes on.
+If anything goes wrong before a planned step has run within its budget, the model is restored to plain Keras and the
+error goes on.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ class Settings:
 
 @dataclasses.dataclass
 class _Step:
-    """A planned step for one set of batch shapes; `checked_runs` counts the runs under its present plan whose peak was read."""
+    """A planned step for one set of batch shapes; `checked_runs` runs under its present plan had their peak read."""
 
     prepared: Prepared
     solution: Solution
@@ -92,7 +92,8 @@ class Checkmate:
         self.solution = self.estimate = self.measured_peak_bytes = None
         if self._model.jit_compile:
             Narrator(self.settings.verbose).say(
-                "jit_compile=True is ignored: XLA merges recomputed values and reorders the step, so a planned step runs without it.")
+                "jit_compile=True is ignored: XLA merges recomputed values and reorders the step, so a planned step "
+                "runs without it.")
         self._model.train_function = self._train_function
 
     def _train_function(self, iterator) -> Any:
@@ -124,7 +125,8 @@ class Checkmate:
             narrator = Narrator(self.settings.verbose)
             with narrator:
                 planning.build(self._model, data)
-                prepared = planning.prepare(self._model, specs, self.settings.profile, narrator.stage, batch_is_there=True)
+                prepared = planning.prepare(self._model, specs, self.settings.profile, narrator.stage,
+                                            batch_is_there=True)
                 solution = self._first_solution(prepared, narrator)
                 narrator.stage("writing the step")
                 step = _Step(prepared, solution, emit(prepared.traced, prepared.graph, solution.plan))
@@ -148,9 +150,11 @@ class Checkmate:
         budget, solver = self.settings.budget, planning.get_solver(self.settings.solver)
         if isinstance(budget, Solution) and not self._steps:
             return _given(budget, prepared, solver, self._limits)
-        return self._same_plan(prepared) or self._solve(prepared, planning.budget_in_bytes(budget, prepared.base), narrator)
+        return self._same_plan(prepared) or self._solve(
+            prepared, planning.budget_in_bytes(budget, prepared.base), narrator)
 
-    def _solve(self, prepared: Prepared, budget_bytes: int, narrator: Narrator, withheld_bytes: int | None = None) -> Solution:
+    def _solve(self, prepared: Prepared, budget_bytes: int, narrator: Narrator,
+               withheld_bytes: int | None = None) -> Solution:
         narrator.stage("solving")
         return planning.solve_within(prepared, budget_bytes, planning.get_solver(self.settings.solver),
                                      self._limits,
@@ -170,10 +174,10 @@ class Checkmate:
         return None
 
     def _run_and_check(self, step: _Step, data: Any) -> Any:
-        """Runs a step whose peak is not known for certain yet, reads the peak, and plans again if it is above the budget.
+        """Runs a step whose peak is not certain yet, reads the peak, and plans again if it is above the budget.
 
-        Where the device's limit is in the way after all (memory in pieces too small), every variable gets back the value it had
-        before the step, and the step is planned again for less.
+        Where the device's limit is in the way after all (memory in pieces too small), every variable gets back the
+        value it had before the step, and the step is planned again for less.
         """
         before = variables.snapshot(step.prepared.traced)
         measure.reset_peak()
@@ -202,14 +206,14 @@ class Checkmate:
     def _plan_again(self, step: _Step, peak_bytes: int) -> None:
         over_bytes = peak_bytes - step.solution.budget_bytes
         self._plan_for_less(step, step.solution.peak_bytes - over_bytes,
-                            f"The step's peak was {format_bytes(peak_bytes)}, {format_bytes(over_bytes)} above the budget: the "
-                            "allocator took more than simulated.")
+                            f"The step's peak was {format_bytes(peak_bytes)}, {format_bytes(over_bytes)} above the "
+                            "budget: the allocator took more than simulated.")
 
     def _plan_after_exhaustion(self, step: _Step) -> None:
         spread = step.solution.peak_bytes - step.prepared.residents.total
         self._plan_for_less(step, step.solution.peak_bytes - int(_EXHAUSTED_SHARE * spread),
-                            "The device ran out of memory under a plan that fits: what is free lies in pieces too small. Every variable "
-                            "has been put back.")
+                            "The device ran out of memory under a plan that fits: what is free lies in pieces too "
+                            "small. Every variable has been put back.")
 
     def _plan_for_less(self, step: _Step, target_bytes: int, reason: str) -> None:
         old, narrator = step.solution, Narrator(self.settings.verbose)
@@ -218,8 +222,8 @@ class Checkmate:
         narrator.say(f"{reason} Planning again for {format_bytes(target_bytes)}.")
         with _restored_on_failure(self._model, unless=self._is_training), narrator:
             if step.replans > _REPLANS:
-                raise planning.infeasible(step.prepared, old.budget_bytes, planning.get_solver(self.settings.solver), self._limits,
-                                          withheld_bytes)
+                raise planning.infeasible(step.prepared, old.budget_bytes, planning.get_solver(self.settings.solver),
+                                          self._limits, withheld_bytes)
             step.solution = self._solve(step.prepared, old.budget_bytes, narrator, withheld_bytes)
             step.run = emit(step.prepared.traced, step.prepared.graph, step.solution.plan)
         if old is self.solution:

@@ -121,7 +121,7 @@ class Narrator:
             self._status = None
 
     def stage(self, text: str) -> None:
-        """A new stage, or the same one further on; without a terminal only its start is told, and by default once it takes time."""
+        """A new stage, or the same one further on; without a terminal only its start is told, once it takes time."""
         kind = text.split(":")[0]
         seconds = time.monotonic() - self._started
         if self._status is not None:
@@ -172,10 +172,12 @@ def plan_table(budget: Any, solution: Solution | None, estimate: MemoryEstimate 
     table.add_row("budget", format_bytes(solution.budget_bytes), given)
     _add_residents(table, estimate.resident)
     table.add_section()
-    table.add_row("peak, everything kept", format_bytes(estimate.keep_all_peak_bytes), f"at {short_name(estimate.peak_op)}")
+    table.add_row("peak, everything kept", format_bytes(estimate.keep_all_peak_bytes),
+                  f"at {short_name(estimate.peak_op)}")
     _add_plan(table, solution, recomputed)
     if measured_peak_bytes is not None:
-        table.add_row("measured peak", format_bytes(measured_peak_bytes), "the allocator's, over the first steps under this plan")
+        table.add_row("measured peak", format_bytes(measured_peak_bytes),
+                      "the allocator's, over the first steps under this plan")
     elif measure.measured_memory() is None:
         table.add_row("measured peak", "not measured", "this device's allocator keeps no statistics")
     return table
@@ -211,11 +213,11 @@ def _add_plan(table: Table, solution: Solution, recomputed: Sequence[tuple[str, 
     headroom = solution.budget_bytes - solution.peak_bytes
     table.add_row("planned peak", format_bytes(solution.peak_bytes), f"{format_bytes(headroom)} under the budget")
     again = sum(count - 1 for count in solution.timeline.runs)
-    kinds = ", ".join(f"{count} {kind}" for kind, count in recomputed[:_KINDS])
+    named = [f"{count} {kind}" for kind, count in recomputed[:_KINDS]]
     others = again - sum(count for _, count in recomputed[:_KINDS])
-    if again and recomputed:
-        kinds = f": {kinds}" + (f", {others} others" if others else "")
-    table.add_row("recomputed", f"{again} runs", f"of {len(solution.timeline.runs)} ops{kinds}" if again else "nothing: everything is kept")
+    kinds = ": " + ", ".join([*named, *([f"{others} others"] if others else [])]) if named else ""
+    table.add_row("recomputed", f"{again} runs",
+                  f"of {len(solution.timeline.runs)} ops{kinds}" if again else "nothing: everything is kept")
     table.add_row("predicted time", f"+{100 * solution.overhead:.1f} %", "of a step, over keeping everything")
     table.add_row("solver", solution.solver, _quality(solution))
 
@@ -236,13 +238,15 @@ def plot_memory(solution: Solution, to_file: str | None = None, *, dpi: int = 15
     from matplotlib.figure import Figure
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.add_subplot()
-    for timeline, color, label in ((solution.base, "#E69F00", "everything kept"), (solution.timeline, "#0072B2", "this plan")):
+    for timeline, color, label in ((solution.base, "#E69F00", "everything kept"),
+                                   (solution.timeline, "#0072B2", "this plan")):
         held = [size / 1e6 for size in timeline.live_bytes]
         axes.plot(timeline.start_seconds, held, color=color, linewidth=1.0, drawstyle="steps-post",
                   label=f"{label}: peak {format_bytes(timeline.peak_bytes)}")
         axes.fill_between(timeline.start_seconds, held, step="post", alpha=0.2, color=color, linewidth=0)
         if timeline.live_bytes:
-            axes.plot(timeline.start_seconds[timeline.peak_step], timeline.peak_bytes / 1e6, "o", color=color, markersize=5)
+            axes.plot(timeline.start_seconds[timeline.peak_step], timeline.peak_bytes / 1e6, "o", color=color,
+                      markersize=5)
     axes.axhline(solution.budget_bytes / 1e6, color="#D55E00", linewidth=1.2, linestyle="--",
                  label=f"budget {format_bytes(solution.budget_bytes)}")
     axes.set(xlabel="predicted time into the step (s)", ylabel="memory held (MB)", ylim=(0, None))

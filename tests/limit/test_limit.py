@@ -45,7 +45,8 @@ def _run(script: str, limit_mib: int | None = None, **fields) -> subprocess.Comp
     if limit_mib is not None:
         environment["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = str(limit_mib)
     code = script.format(paths=[path for path in sys.path if path], **fields)
-    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=280, check=False)
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=280,
+                          check=False)
 
 
 @pytest.mark.slow

@@ -117,7 +117,7 @@ def test_a_smaller_last_batch_runs_under_the_same_plan_without_solving(data):
 def test_a_fraction_is_of_the_full_batch_and_holds_for_smaller_ones(data):
     x, y = data
     model, solver = _sgd(), Recomputes()
-    recompute(model, budget=0.9, solver=solver)
+    recompute(model, budget=0.97, solver=solver)
     for size in (BATCH, 5, BATCH, 7):
         model.train_on_batch(x[:size], y[:size])
     assert len(solver.calls) == 1 and recomputations(model) > 0
@@ -166,7 +166,8 @@ def test_nested_inputs_and_outputs_equal_plain_keras(join, data):
     x, y = data
     # Keras weights the losses of single outputs by the batch size only where it is static, as in whole batches.
     whole = slice(4 * BATCH)
-    nested = (join("left", x[whole], "right", x[whole, ::-1]), join("label", y[whole], "mean", x[whole].mean(axis=(1, 2, 3))[:, None]))
+    nested = (join("left", x[whole], "right", x[whole, ::-1]),
+              join("label", y[whole], "mean", x[whole].mean(axis=(1, 2, 3))[:, None]))
     if isinstance(nested[0], list):
         nested = tuple(tuple(part) for part in nested)
     batches = tf.data.Dataset.from_tensor_slices(nested).batch(BATCH, drop_remainder=True)
@@ -252,7 +253,8 @@ def test_every_variable_has_the_same_bits_as_without_recomputation(optimizer, da
     planning.build(model, specs)
     prepared = planning.prepare(model, specs, "cpu", lambda text: None, batch_is_there=True)
     budget = int(prepared.residents.total + 0.5 * (prepared.base.peak_bytes - prepared.residents.total))
-    solution = planning.solve_within(prepared, budget, planning.get_solver("auto"), Limits(seconds=10), lambda progress: None)
+    solution = planning.solve_within(prepared, budget, planning.get_solver("auto"), Limits(seconds=3),
+                                     lambda progress: None)
     assert sum(solution.timeline.runs) > len(solution.timeline.runs)
     start, ends = variables.snapshot(prepared.traced), []
     for plan in (plan_from_order(prepared.graph, prepared.graph.order), solution.plan):
@@ -277,8 +279,8 @@ def test_the_loss_follows_plain_keras_over_150_steps(data):
 
         def on_train_batch_end(self, batch, logs=None):
             losses[-1].append(float(logs["loss"]))
-    assert_same_training(lambda: _sgd(dropout=0.3), lambda model: model.fit(x, y, epochs=30, callbacks=[Losses()], **QUIET), rtol=1e-3)
+    assert_same_training(lambda: _sgd(dropout=0.3),
+                         lambda model: model.fit(x, y, epochs=30, callbacks=[Losses()], **QUIET), rtol=1e-3)
     plain, ours = np.array(losses)
     assert len(plain) == 150 and plain[-1] < 0.8 * plain[0]
-    print("largest relative difference of the loss:", np.max(np.abs(ours / plain - 1)))
     np.testing.assert_allclose(ours, plain, rtol=1e-3)
