@@ -62,11 +62,13 @@ def measure(name: str, shares: Sequence[float]) -> None:
     model = workload.model()
     x, y = workload.data(workload.batch_size * _STEPS)
     batch = tuple(tf.constant(part[:workload.batch_size]) for part in (x, y))
+    started = time.monotonic()
     needs = checkmate_tf.estimate(model, *batch, verbose=0)
+    estimate_seconds = time.monotonic() - started
     rows, plans = [], {}
     for share in shares:
         budget = int(needs.resident_bytes + share * (needs.keep_all_peak_bytes - needs.resident_bytes))
-        row = {"workload": name, "share": share, "budget": budget}
+        row = {"workload": name, "share": share, "budget": budget, "estimate_seconds": estimate_seconds}
         rows.append(row)
         checkmate_tf.compile(model, budget, verbose=0)
         first = _FirstStep()
@@ -81,6 +83,7 @@ def measure(name: str, shares: Sequence[float]) -> None:
         plans[share] = solution.plan
         row |= {"first_step_seconds": first.seconds, "simulated_peak": solution.peak_bytes, "predicted_overhead": solution.overhead,
                 "measured_peak": device.measured_memory()[1], "first_measured_peak": model.checkmate.measured_peak_bytes,
+                "saved_plan_seconds": _saved_plan_seconds(model, solution, x, y, workload.batch_size),
                 "solver": solution.stats.get("found_by", solution.solver), "solve_seconds": solution.stats["solve_seconds"]}
     checkmate_tf.restore(model)
     prepared = planning.prepare(model, batch_specs(batch), "auto", lambda text: None, batch_is_there=True)
@@ -96,6 +99,14 @@ def measure(name: str, shares: Sequence[float]) -> None:
         if row["share"] in plans:
             row |= {"ratio": ratios[row["share"]], "equal": equal[row["share"]]}
         print(json.dumps(row), flush=True)
+
+
+def _saved_plan_seconds(model, solution, x, y, batch_size: int) -> float:
+    """The time from `fit` to the end of the first step when the plan is given."""
+    checkmate_tf.compile(model, solution, verbose=0)
+    first = _FirstStep()
+    model.fit(x, y, batch_size=batch_size, verbose=0, callbacks=[first])
+    return first.seconds
 
 
 def _equal_after_steps(traced, steps: dict, batch) -> dict:
@@ -141,15 +152,15 @@ class _FirstStep(keras.callbacks.Callback):
 def _table(rows: Sequence[dict]) -> Table:
     table = Table(title="Budgets between resident bytes and the keep-everything peak, on this machine", title_justify="left")
     for column in ("workload", "share", "budget", "simulated", "measured", "predicted", "step / plain", "kept / plain", "same bits",
-                   "first step"):
+                   "first step", "saved plan"):
         table.add_column(column, justify="left" if column == "workload" else "right")
     for row in rows:
         cells = [row["workload"], f"{100 * row['share']:.0f} %", format_bytes(row["budget"])]
         if "ratio" in row:
             cells += [format_bytes(row["simulated_peak"]), format_bytes(row["measured_peak"]),
                       f"+{100 * row['predicted_overhead']:.1f} %", f"{row['ratio']:.2f}", f"{row['keep_ratio']:.2f}",
-                      "yes" if row["equal"] else "NO", f"{row['first_step_seconds']:.0f} s"]
+                      "yes" if row["equal"] else "NO", f"{row['first_step_seconds']:.0f} s", f"{row['saved_plan_seconds']:.0f} s"]
         else:
-            cells += [f"needs {format_bytes(row['minimum'])}", "", "", "", f"{row['keep_ratio']:.2f}", "", ""]
+            cells += [f"needs {format_bytes(row['minimum'])}", "", "", "", f"{row['keep_ratio']:.2f}", "", "", ""]
         table.add_row(*cells)
     return table

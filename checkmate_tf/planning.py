@@ -143,10 +143,13 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
                  withheld_bytes: int | None = None) -> Solution:
     """A plan whose peak stays under the budget less what is withheld for the allocator (the allowance, by default).
 
-    Raises InfeasibleBudgetError when neither that nor, by default, the whole budget has a plan. The time limit is for both.
+    What the allocator takes on top differs from plan to plan. Where nothing fits with all of that withheld, half of it is (none,
+    by default), and the next measurement decides. Raises InfeasibleBudgetError when that has no plan either. The time
+    limit is for both.
     """
     allowance = int(ALLOWANCE * max(0, budget_bytes - prepared.residents.total))
-    targets = [budget_bytes - withheld_bytes] if withheld_bytes is not None else [budget_bytes - allowance, budget_bytes]
+    targets = ([budget_bytes - withheld_bytes, budget_bytes - withheld_bytes // 2] if withheld_bytes is not None else
+               [budget_bytes - allowance, budget_bytes])
     deadline = time.monotonic() + limits.seconds
     for target_bytes in targets:
         left = deadline - time.monotonic()

@@ -139,11 +139,14 @@ def _engines(view: _View, budget_bytes: int, until: float, seed: int,
 
 
 def _take(graph: Graph, budget_bytes: int, view: _View, attempt: Attempt, best: _Best, found_by: str) -> None:
-    view.take(attempt)
+    """Keeps an attempt that improves on what is known, with the peak that the simulator finds for it."""
     if attempt.fits and attempt.seconds >= best.seconds:
+        view.take(attempt)
         return
+    peak_bytes = simulate(view.graph, plan_from_order(view.graph, attempt.order)).peak_bytes
+    judged = Attempt(attempt.order, peak_bytes, attempt.seconds, peak_bytes <= budget_bytes)
+    view.take(judged)
     order = view.lift(attempt.order)
-    peak_bytes = attempt.peak_bytes
     if view.graph is not graph:
         peak_bytes = simulate(graph, plan_from_order(graph, order)).peak_bytes
     best.take(Attempt(order, peak_bytes, attempt.seconds, peak_bytes <= budget_bytes), f"{found_by} on the {view.name}")

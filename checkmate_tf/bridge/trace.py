@@ -81,7 +81,7 @@ def trace(function: Callable, specs: Any) -> Traced:
     placeholders = [tensor.op.name for tensor in graph.inputs]
     controls = [op.name for op in graph.control_outputs]
     keep = [*(f"{name}:0" for name in placeholders), *(tensor.name for tensor in graph.outputs), *controls]
-    graph_def = _with_registered_functions(private.optimize(graph, _prepare(graph), keep), graph.as_graph_def())
+    graph_def = _own_functions(private.optimize(graph, _prepare(graph), keep))
     created = {op.name: position for position, op in enumerate(graph.get_operations())}
     graph_def = _in_order(_chain_sums(_strip(graph_def, set(placeholders))), created, set(placeholders))
     captures = tuple(zip(placeholders[arguments:], concrete.captured_inputs))
@@ -152,10 +152,11 @@ def _prepare(graph: tf.Graph) -> GraphDef:
     """
     graph_def = graph.as_graph_def(add_shapes=True)
     renamed: dict[str, str] = {}
+    for node in (*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)):
+        node.attr.pop("_lower_using_switch_merge", None)
     folded = GraphDef(library=graph_def.library, versions=graph_def.versions)
     for node in graph_def.node:
         operation = graph.get_operation_by_name(node.name)
-        node.attr.pop("_lower_using_switch_merge", None)
         if node.op not in ("Shape", "ShapeN") or not all(tensor.shape.is_fully_defined() for tensor in operation.inputs):
             folded.node.append(node)
             continue
@@ -171,15 +172,26 @@ def _prepare(graph: tf.Graph) -> GraphDef:
     return folded
 
 
-def _with_registered_functions(graph_def: GraphDef, original: GraphDef) -> GraphDef:
-    """Takes the bodies of loops and branches as they were traced where Grappler changed them under the same name.
+def _own_functions(graph_def: GraphDef) -> GraphDef:
+    """The same with functions under names of our own.
 
-    TensorFlow has registered them under these names, and refuses others.
+    TensorFlow has registered the bodies of loops and branches as they were traced, and refuses changed ones under their names.
     """
-    registered = {function.signature.name: function for function in original.library.function}
+    own = {function.signature.name: f"{function.signature.name}_checkmate_tf" for function in graph_def.library.function}
+
+    def rename(node) -> None:
+        node.op = own.get(node.op, node.op)
+        for attribute in node.attr.values():
+            for reference in (attribute.func, *attribute.list.func) if attribute.HasField("func") or attribute.list.func else ():
+                reference.name = own.get(reference.name, reference.name)
+
     for function in graph_def.library.function:
-        if function.signature.name in registered:
-            function.CopyFrom(registered[function.signature.name])
+        function.signature.name = own[function.signature.name]
+        for node in function.node_def:
+            rename(node)
+    for node in graph_def.node:
+        rename(node)
+    del graph_def.library.gradient[:]
     return graph_def
 
 

@@ -225,8 +225,6 @@ def test_jit_compile_is_switched_off_with_a_message(batch, capsys):
     assert_same_variables(model, _plain_after(2, batch))
 
 
-@pytest.mark.xfail(strict=True, raises=tf.errors.FailedPreconditionError,
-                   reason="the executor that runs plans refuses a branch within a branch, as in the loss scaling optimizer")
 def test_mixed_precision_with_loss_scaling_trains_within_a_budget(batch):
     keras.config.set_dtype_policy("mixed_float16")
     try:
