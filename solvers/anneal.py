@@ -104,20 +104,17 @@ def _walk(graph, problem, rules, order: Sequence[int], budget_bytes, walk, lengt
     schedule = slots.schedule_from(problem, order, int(walk.aim * held_budget), room=len(graph.ops), runs=_RUNS)
     state = moves.walk_for(problem, schedule)
     mix = np.array(walk.mix)
-    smallest = slots.peak_of(schedule)
     batches = max(1, length // _MOVES_BETWEEN_LOOKS_AT_THE_CLOCK)
     temperatures = np.geomspace(walk.hot, walk.cold, batches + 1)
     for batch in range(batches):
         moves.anneal(problem, schedule, rules, state, random, mix, is_free, held_budget,
                      _MOVES_BETWEEN_LOOKS_AT_THE_CLOCK, temperatures[batch], temperatures[batch + 1])
-        smallest = min(smallest, slots.peak_of(schedule))
         if time.monotonic() > deadline:
             break
     best_cost = float(state.numbers[moves.BEST])
     if math.isinf(best_cost):
-        return greedy.Attempt(tuple(slots.order_of(schedule).tolist()), smallest + graph.resident_bytes,
-                              float(schedule.spent[0]) * graph.seconds, False)
+        return greedy.attempt_from(graph, schedule)
     ended = np.flatnonzero(state.best < 0)
     found = state.best[:ended[0]] if len(ended) else state.best
-    return greedy.Attempt(tuple(found.tolist()), min(smallest + graph.resident_bytes, budget_bytes),
-                          best_cost * graph.seconds, True)
+    # The peak of the best plan was not kept, only that it fits.
+    return greedy.Attempt(tuple(found.tolist()), budget_bytes, best_cost * graph.seconds, True)
