@@ -5,8 +5,8 @@
     budget_bytes(budget, ...)     "2GB", 0.6, "auto" -> bytes
     solve_within(prepared, ...)   Solution, or InfeasibleBudgetError with floor, cause and remedies
 
-The allocator hands out whole chunks, which can be larger than what was asked for. Plans are therefore first made for the
-budget less an allowance (`ALLOWANCE` of what is not resident), and for the budget itself when nothing fits that.
+The allocator hands out whole chunks, which can be larger than what was asked for. Plans are therefore first made for
+the budget less an allowance (`ALLOWANCE` of what is not resident), and for the budget itself when nothing fits that.
 """
 
 import dataclasses
@@ -29,7 +29,8 @@ from checkmate_tf.bridge import measure
 from checkmate_tf.bridge.extract import extract
 from checkmate_tf.bridge.price import price
 from checkmate_tf.bridge.trace import Traced, batch_specs, trace
-from checkmate_tf.ir.errors import BudgetError, InfeasibleBudgetError, NotCompiledError, ProfileError, SolverError, UnsupportedError
+from checkmate_tf.ir.errors import (BudgetError, InfeasibleBudgetError, NotCompiledError, ProfileError, SolverError,
+                                    UnsupportedError)
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.simulate import Timeline, keep_all_timeline, structural_floor
 from checkmate_tf.ir.units import format_bytes, parse_bytes
@@ -143,10 +144,9 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
                  withheld_bytes: int | None = None) -> Solution:
     """A plan whose peak stays under the budget less what is withheld for the allocator (the allowance, by default).
 
-    What the allocator takes on top differs from plan to plan. Where nothing fits with all of that withheld, half of it is (none,
-    by default), and the next measurement decides. Raises InfeasibleBudgetError when that has no plan either. The time
-    limit is for both.
-    """
+    What the allocator takes on top differs from plan to plan. Where nothing fits with all of that withheld, half of it
+    is (none, by default), and the next measurement decides. Raises InfeasibleBudgetError when that has no plan either.
+    The time limit is for both. """
     allowance = int(ALLOWANCE * max(0, budget_bytes - prepared.residents.total))
     targets = ([budget_bytes - withheld_bytes, budget_bytes - withheld_bytes // 2] if withheld_bytes is not None else
                [budget_bytes - allowance, budget_bytes])
@@ -154,7 +154,8 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
     for target_bytes in targets:
         left = deadline - time.monotonic()
         share = 1.0 if target_bytes == targets[-1] else _FIRST_TARGET_SHARE
-        solution = solvers.solve(prepared.graph, target_bytes, solver, dataclasses.replace(limits, seconds=max(0.0, share * left)), report)
+        shared = dataclasses.replace(limits, seconds=max(0.0, share * left))
+        solution = solvers.solve(prepared.graph, target_bytes, solver, shared, report)
         if solution.plan is not None:
             return dataclasses.replace(solution, budget_bytes=budget_bytes)
     raise infeasible(prepared, budget_bytes, solver, limits, withheld_bytes)

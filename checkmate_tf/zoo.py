@@ -46,7 +46,8 @@ def unet(size: int = 128, levels: int = 4, width: int = 32) -> keras.Model:
 
 
 def photo_crops(count: int, size: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Crops of a photograph as float32 in [0, 1] [count, size, size, 3], and from which of ten bands each is, int [count]."""
+    """Crops of a photograph as float32 in [0, 1] [count, size, size, 3], and from which of ten bands each is, int
+    [count]."""
     import matplotlib.cbook
     import matplotlib.image
     with matplotlib.cbook.get_sample_data("grace_hopper.jpg") as file:

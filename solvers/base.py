@@ -92,10 +92,9 @@ class Solver(Protocol):
 class Solution:
     """A judged answer. Without a plan, `plan` and `timeline` are None and the costs are infinite.
 
-    `base` is the timeline of running every op once; `seconds` is the plan's cost, `base_seconds` that of `base`, `overhead`
-    their ratio minus one.
-    `bound_seconds` is a lower bound on the cost of any plan within the budget, `gap` = seconds / bound - 1.
-    """
+    `base` is the timeline of running every op once; `seconds` is the plan's cost, `base_seconds` that of `base`,
+    `overhead` their ratio minus one. `bound_seconds` is a lower bound on the cost of any plan within the budget, `gap`
+    = seconds / bound - 1. """
 
     status: Status
     stopped_by: StoppedBy
@@ -188,7 +187,8 @@ def solve(graph: Graph, budget_bytes: int, solver: Solver, limits: Limits = Limi
         answer = solver.search(graph, budget_bytes, limits, report)
     stats = {"solve_seconds": time.monotonic() - started, **answer.stats}
     bound_seconds = max(base.seconds, answer.bound_seconds or 0.0)
-    common = {"stopped_by": answer.stopped_by, "bound_seconds": bound_seconds, "base": base, "budget_bytes": budget_bytes, "solver": solver.name, "stats": stats}
+    common = {"stopped_by": answer.stopped_by, "bound_seconds": bound_seconds, "base": base, "budget_bytes": budget_bytes,
+              "solver": solver.name, "stats": stats}
     if answer.order is None:
         return Solution(Status.INFEASIBLE if answer.infeasible else Status.UNKNOWN, plan=None, timeline=None, **common)
     plan, timeline = judge(graph, answer.order, solver.name)

@@ -24,7 +24,8 @@ def first_call(emitted: Emitted, data):
 
 
 def executed_runs(emitted: Emitted, function_graphs: Iterable) -> dict[str, int]:
-    """How often each op runs in the executed graphs, by the name of its first run; PlanError where the plan is not kept."""
+    """How often each op runs in the executed graphs, by the name of its first run; PlanError where the plan is not
+    kept."""
     nodes = {}
     for graphs in function_graphs:
         for node in graphs.post_optimization_graph.node:

@@ -1,9 +1,9 @@
 """From a plan back to TensorFlow: a new concrete function that runs exactly the plan.
 
 Each `Compute` becomes a copy of its node (the first run keeps the name), fed from the latest run of each input; a
-view is copied along with its reader. Runs of `Free` (of values of at least `FREED_BYTES`) become a NoOp that waits for the computation before it, and the
-next computation waits for that NoOp: the executor counts references and lets a buffer go when its last
-reader has run, so what makes a free happen in time is that nothing later may start before.
+view is copied along with its reader. Runs of `Free` (of values of at least `FREED_BYTES`) become a NoOp that waits for
+the computation before it, and the next computation waits for that NoOp: the executor counts references and lets a
+buffer go when its last reader has run, so what makes a free happen in time is that nothing later may start before.
 
 The computations form one chain of control edges. It replaces every control edge of the original (the plan
 respects those, `verify_plan` P5), keeps the executor from running ahead, and makes equal copies different for

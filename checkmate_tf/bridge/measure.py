@@ -2,8 +2,8 @@
 
 An op becomes a function of some copies of it in a chain of control edges, outputs dropped at once, so that starting
 the function costs little against the copies. Its scratch is the allocator's peak less the peak of merely
-allocating its outputs: the allocator may hand out more than is asked, and does so alike for both. Inputs that say shapes or axes get their true values, other integers zero, floats random
-numbers (a kernel may be faster on zeros).
+allocating its outputs: the allocator may hand out more than is asked, and does so alike for both. Inputs that say
+shapes or axes get their true values, other integers zero, floats random numbers (a kernel may be faster on zeros).
 
 Ops that move little and compute little are modelled, as are ops on resources, whose effects must not happen.
 """
@@ -208,7 +208,8 @@ def _cpu_model() -> str:
 
 
 def memory_limit() -> int | None:
-    """The bytes that TensorFlow's allocator on this device may hand out, or the machine's memory on an unlimited CPU."""
+    """The bytes that TensorFlow's allocator on this device may hand out, or the machine's memory on an unlimited
+    CPU."""
     if device_name().startswith("GPU"):
         return private.device_memory_limit(device_name())
     if os.environ.get("TF_CPU_ALLOCATOR_USE_BFC", "").lower() in ("1", "true") and "TF_CPU_BFC_MEM_LIMIT_IN_MB" in os.environ:

@@ -21,8 +21,8 @@ from tensorflow.python.grappler import tf_optimizer
 def optimize(graph: tf.Graph, graph_def: tf.compat.v1.GraphDef, keep: Sequence[str]) -> tf.compat.v1.GraphDef:
     """The nodes after Grappler, its usual passes but for the ones that trade memory by themselves.
 
-    graph: where the nodes are from, for its function library; graph_def: the nodes; keep: names of the nodes that must survive: inputs, outputs, control outputs
-    """
+    graph: where the nodes are from, for its function library; graph_def: the nodes; keep: names of the nodes that must
+    survive: inputs, outputs, control outputs """
     meta_graph = tf.compat.v1.train.export_meta_graph(graph_def=graph_def, graph=graph)
     meta_graph.collection_def["train_op"].node_list.value.extend(keep)
     config = tf.compat.v1.ConfigProto()

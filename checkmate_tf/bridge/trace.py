@@ -96,8 +96,8 @@ def import_function(graph_def: GraphDef, arguments: Sequence[tuple[str, tf.Tenso
                     captures: Sequence[tuple[str, tf.Tensor]], results: Sequence[str], controls: Sequence[str]):
     """A concrete function of these nodes: arguments fed, captures captured, controls run before it returns.
 
-    Without results it returns a zero, since TensorFlow prunes a function that returns nothing to nothing. No automatic control dependencies are added: the order is the one that the nodes' own edges give.
-    """
+    Without results it returns a zero, since TensorFlow prunes a function that returns nothing to nothing. No automatic
+    control dependencies are added: the order is the one that the nodes' own edges give. """
     def body(*tensors):
         graph = tf.compat.v1.get_default_graph()
         feeds = {f"{name}:0": tensor for (name, _), tensor in zip(arguments, tensors)}
@@ -175,8 +175,8 @@ def _prepare(graph: tf.Graph) -> GraphDef:
 def _own_functions(graph_def: GraphDef) -> GraphDef:
     """The same with functions under names of our own.
 
-    TensorFlow has registered the bodies of loops and branches as they were traced, and refuses changed ones under their names.
-    """
+    TensorFlow has registered the bodies of loops and branches as they were traced, and refuses changed ones under
+    their names. """
     own = {function.signature.name: f"{function.signature.name}_checkmate_tf" for function in graph_def.library.function}
 
     def rename(node) -> None:

@@ -1,9 +1,9 @@
 """The claim itself: under one hard limit on the device's memory plain Keras dies, and one added line makes it train.
 
-Each run is a process of its own, since the limit is set before TensorFlow is imported. The limit is that of TensorFlow's
-best-fit allocator, put on the CPU: what exceeds it fails as it does on a full GPU. The log tells RESOURCE_EXHAUSTED in
-any case; whether Python still sees the error depends on the kernel, since oneDNN's abort the process after it.
-"""
+Each run is a process of its own, since the limit is set before TensorFlow is imported. The limit is that of
+TensorFlow's best-fit allocator, put on the CPU: what exceeds it fails as it does on a full GPU. The log tells
+RESOURCE_EXHAUSTED in any case; whether Python still sees the error depends on the kernel, since oneDNN's abort the
+process after it. """
 
 import json
 import os

@@ -13,7 +13,8 @@ from networks import values_of
 
 @dataclasses.dataclass(frozen=True)
 class Recomputes:
-    """The greedy planner, held to a share of the way from what is resident to the keep-everything peak, whatever the budget.
+    """The greedy planner, held to a share of the way from what is resident to the keep-everything peak, whatever the
+    budget.
 
     So a test that is not about budgets gets a plan that recomputes without asking first how much the step needs, and
     what else the process holds cannot make it replan. calls: the budgets it was called with.
@@ -49,7 +50,8 @@ def recomputations(model) -> int:
 
 
 def assert_same_training(make: Callable, train: Callable, rtol: float = 2e-5):
-    """Trains one copy as plain Keras and one under a plan that recomputes, and compares what comes back and every variable.
+    """Trains one copy as plain Keras and one under a plan that recomputes, and compares what comes back and every
+    variable.
 
     make() gives a compiled model, train(model) trains it. Returns the model that recomputed.
     """
@@ -68,7 +70,8 @@ def assert_same_training(make: Callable, train: Callable, rtol: float = 2e-5):
 
 
 def assert_same_variables(model, reference, rtol: float = 2e-5) -> None:
-    """Every variable of the two: weights, slots, seeds, metric states; relative to the largest entry of each variable."""
+    """Every variable of the two: weights, slots, seeds, metric states; relative to the largest entry of each
+    variable."""
     found, expected = values_of(model), values_of(reference)
     assert len(found) == len(expected)
     for (name, value), reference_value in zip(found.items(), expected.values()):

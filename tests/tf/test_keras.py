@@ -22,7 +22,8 @@ COPIES = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't acc
 
 
 class FakePeaks:
-    """Stands in for the allocator's statistics: these peaks of runs in turn, the true ones when planning and afterwards.
+    """Stands in for the allocator's statistics: these peaks of runs in turn, the true ones when planning and
+    afterwards.
 
     resets counts how often a peak was reset.
     """

@@ -1,4 +1,5 @@
-"""Training within a budget gives what plain Keras gives, whichever way the data come: every variable and every number."""
+"""Training within a budget gives what plain Keras gives, whichever way the data come: every variable and every
+number."""
 
 import keras
 import numpy as np
