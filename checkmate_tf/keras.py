@@ -36,6 +36,8 @@ from checkmate_tf.solvers import Limits, Solution, Solver, Status
 _REPLANS = 4
 _CHECKED_RUNS = 3
 _EXHAUSTED_SHARE = 0.1
+_SURPLUS_GROWTH = 1.25
+_REPLAN_SHARE = 1 / 3            # of the time limit: training has begun and waits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,13 +153,12 @@ class Checkmate:
         if isinstance(budget, Solution) and not self._steps:
             return _given(budget, prepared, solver, self._limits)
         return self._same_plan(prepared) or self._solve(
-            prepared, planning.budget_in_bytes(budget, prepared.base), narrator)
+            prepared, planning.budget_in_bytes(budget, prepared.base), narrator, self._limits)
 
-    def _solve(self, prepared: Prepared, budget_bytes: int, narrator: Narrator,
+    def _solve(self, prepared: Prepared, budget_bytes: int, narrator: Narrator, limits: Limits,
                withheld_bytes: int | None = None) -> Solution:
         narrator.stage("solving")
-        return planning.solve_within(prepared, budget_bytes, planning.get_solver(self.settings.solver),
-                                     self._limits,
+        return planning.solve_within(prepared, budget_bytes, planning.get_solver(self.settings.solver), limits,
                                      functools.partial(narrator.solving, prepared.base.seconds), withheld_bytes)
 
     def _same_plan(self, prepared: Prepared) -> Solution | None:
@@ -205,7 +206,9 @@ class Checkmate:
 
     def _plan_again(self, step: _Step, peak_bytes: int) -> None:
         over_bytes = peak_bytes - step.solution.budget_bytes
-        self._plan_for_less(step, step.solution.peak_bytes - over_bytes,
+        # What the allocator takes on top differs from plan to plan: each time a larger part of it more is left free.
+        surplus_bytes = int(_SURPLUS_GROWTH ** (step.replans + 1) * max(0, peak_bytes - step.solution.peak_bytes))
+        self._plan_for_less(step, min(step.solution.peak_bytes - over_bytes, step.solution.budget_bytes - surplus_bytes),
                             f"The step's peak was {format_bytes(peak_bytes)}, {format_bytes(over_bytes)} above the "
                             "budget: the allocator took more than simulated.")
 
@@ -224,7 +227,8 @@ class Checkmate:
             if step.replans > _REPLANS:
                 raise planning.infeasible(step.prepared, old.budget_bytes, planning.get_solver(self.settings.solver),
                                           self._limits, withheld_bytes)
-            step.solution = self._solve(step.prepared, old.budget_bytes, narrator, withheld_bytes)
+            limits = dataclasses.replace(self._limits, seconds=_REPLAN_SHARE * self.settings.time_limit)
+            step.solution = self._solve(step.prepared, old.budget_bytes, narrator, limits, withheld_bytes)
             step.run = emit(step.prepared.traced, step.prepared.graph, step.solution.plan)
         if old is self.solution:
             self.solution, self.measured_peak_bytes = step.solution, None
