@@ -1,27 +1,29 @@
-"""OR-Tools: the one door to it. An integer program goes in as plain arrays, what was found and why it ended comes out.
+"""The door to OR-Tools: an integer program goes in as plain arrays, what was found and why it ended comes out.
 
-Everything runs through MathOpt, which drives SCIP and HiGHS with the same model, start, limits and results. The model
-is handed over as a protocol buffer filled from NumPy arrays: building it from expression objects takes longer than
-solving it for the larger graphs. Both engines run in one thread.
-
-CP-SAT is not offered: it works in integers, and by the same door it refused models with fractional constants, and cut
-off columns beyond 1e7, after which its bound was above the cost of a plan.
-
-Why a search ended is a fact apart from what it found. `_ENDS` is the one table from MathOpt's reasons to ours.
+The engines run in a child process (`engine`, which says why), started when first needed and kept. A child that dies or
+overruns its limit by far is a SolverError or no answer, never the end of this process; an interrupt ends the child.
 """
 
+import atexit
+import concurrent.futures
 import dataclasses
-import datetime
 import enum
 import math
-import time
+import pathlib
+import pickle
+import struct
+import subprocess
+import sys
+import threading
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from ortools.math_opt import model_pb2
-from ortools.math_opt.python import mathopt
 
 from checkmate_tf.ir.errors import SolverError
+
+_ENGINE = pathlib.Path(__file__).with_name("engine.py")
+_LENGTH = struct.Struct("<Q")
+_GRACE_SECONDS = 10.0
 
 
 class Engine(str, enum.Enum):
@@ -93,46 +95,65 @@ class LinearModel:
 
         The seconds include handing the model over. Raises SolverError if OR-Tools refuses the model.
         """
-        started = time.monotonic()
-        model_parameters = mathopt.ModelSolveParameters()
-        try:
-            model = mathopt.Model.from_model_proto(self._proto())
-            if start is not None:
-                values = {model.get_variable(column): value for column, value in start.items()}
-                model_parameters.solution_hints.append(mathopt.SolutionHint(variable_values=values))
-            left = datetime.timedelta(seconds=max(seconds - (time.monotonic() - started), 0.01))
-            parameters = mathopt.SolveParameters(time_limit=left, relative_gap_tolerance=gap, random_seed=seed)
-            result = mathopt.solve(model, _SOLVER_TYPES[engine], params=parameters, model_params=model_parameters)
-        except (ValueError, RuntimeError, AttributeError) as error:  # the last by a slip in MathOpt's own translation
-            raise SolverError(f"OR-Tools' {engine.value} refused a model of {self.column_count} columns and "
-                              f"{self.row_count} rows. Received: {error}") from error
-        values = None
-        if result.has_primal_feasible_solution():
-            values = np.array(result.variable_values(list(model.variables())))
-        return Outcome(_ENDS.get(result.termination.reason, End.FAILED), values,
-                       result.termination.objective_bounds.dual_bound)
-
-    def _proto(self) -> model_pb2.ModelProto:
-        proto = model_pb2.ModelProto()
         lower, upper, cost, integer = (np.concatenate(parts) for parts in zip(*self._columns))
-        variables = proto.variables
-        variables.ids.extend(range(self.column_count))
-        variables.lower_bounds.extend(lower.tolist())
-        variables.upper_bounds.extend(upper.tolist())
-        variables.integers.extend(integer.tolist())
-        paid = np.nonzero(cost)[0]
-        proto.objective.linear_coefficients.ids.extend(paid.tolist())
-        proto.objective.linear_coefficients.values.extend(cost[paid].tolist())
         low, high = (np.concatenate(parts) for parts in zip(*self._bounds))
-        proto.linear_constraints.ids.extend(range(self.row_count))
-        proto.linear_constraints.lower_bounds.extend(low.tolist())
-        proto.linear_constraints.upper_bounds.extend(high.tolist())
         rows, columns, factors = _summed(*(np.concatenate(parts) for parts in zip(*self._entries)))
-        matrix = proto.linear_constraint_matrix
-        matrix.row_ids.extend(rows.tolist())
-        matrix.column_ids.extend(columns.tolist())
-        matrix.coefficients.extend(factors.tolist())
-        return proto
+        answer = _CHILD.ask({"engine": engine.value, "seconds": seconds, "gap": gap, "seed": seed, "lower": lower,
+                             "upper": upper, "cost": cost, "integer": integer, "low": low, "high": high, "rows": rows,
+                             "columns": columns, "factors": factors, "start": dict(start) if start is not None else None},
+                            seconds + _GRACE_SECONDS)
+        if answer is None:
+            return Outcome(End.LIMIT, None, -math.inf)
+        if "refused" in answer:
+            raise SolverError(f"OR-Tools' {engine.value} refused a model of {self.column_count} columns and "
+                              f"{self.row_count} rows. Received: {answer['refused']}")
+        return Outcome(End(answer["end"]), answer["values"], answer["bound"])
+
+
+class _Child:
+    """The process that runs the engines, and the talk with it: one request at a time."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen | None = None
+
+    def ask(self, request: dict, seconds: float) -> dict | None:
+        """The child's answer, or None where it takes longer than that. Raises SolverError if the child dies."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                # -P keeps this folder, whose names are generic, off the child's search path.
+                self.stop()
+                self._process = subprocess.Popen([sys.executable, "-P", str(_ENGINE)], stdin=subprocess.PIPE,
+                                                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            try:
+                with concurrent.futures.ThreadPoolExecutor(1) as reader:
+                    try:
+                        return reader.submit(self._talk, request).result(timeout=seconds)
+                    except BaseException:
+                        self._process.kill()  # and with it the reader's wait
+                        raise
+            except concurrent.futures.TimeoutError:
+                return None
+            except (EOFError, OSError, struct.error) as error:
+                raise SolverError("The process that runs OR-Tools ended unexpectedly, perhaps for want of memory; a smaller "
+                                  f"graph may do. Received: exit code {self._process.wait()}") from error
+
+    def stop(self) -> None:
+        """Ends the child, if there is one."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def _talk(self, request: dict) -> dict:
+        message = pickle.dumps(request)
+        self._process.stdin.write(_LENGTH.pack(len(message)) + message)
+        self._process.stdin.flush()
+        return pickle.loads(self._process.stdout.read(*_LENGTH.unpack(self._process.stdout.read(_LENGTH.size))))
+
+
+_CHILD = _Child()
+atexit.register(_CHILD.stop)
 
 
 def _summed(rows: np.ndarray, columns: np.ndarray, factors: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -145,13 +166,3 @@ def _summed(rows: np.ndarray, columns: np.ndarray, factors: np.ndarray) -> tuple
     kept = np.nonzero(first)[0][sums != 0]
     return rows[kept], columns[kept], sums[sums != 0]
 
-
-_SOLVER_TYPES = {Engine.SCIP: mathopt.SolverType.GSCIP, Engine.HIGHS: mathopt.SolverType.HIGHS}
-
-_ENDS = {
-    mathopt.TerminationReason.OPTIMAL: End.OPTIMAL,
-    mathopt.TerminationReason.INFEASIBLE: End.INFEASIBLE,
-    mathopt.TerminationReason.INFEASIBLE_OR_UNBOUNDED: End.INFEASIBLE,  # costs are not negative: never unbounded
-    mathopt.TerminationReason.FEASIBLE: End.LIMIT,
-    mathopt.TerminationReason.NO_SOLUTION_FOUND: End.LIMIT,
-}

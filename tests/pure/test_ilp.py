@@ -7,7 +7,7 @@ from checkmate_tf import solvers
 from checkmate_tf.ir.errors import SolverError
 from checkmate_tf.ir.graph import GraphBuilder
 from checkmate_tf.ir.simulate import keep_all_timeline, structural_floor
-from checkmate_tf.solvers import matrices
+from checkmate_tf.solvers import backend, matrices
 from checkmate_tf.solvers.backend import End, Engine, LinearModel
 from checkmate_tf.solvers.ilp import Ilp
 from checkmate_tf.solvers.programs import StageProgram
@@ -166,3 +166,28 @@ def test_exact_memory_is_what_makes_the_program_exact():
             assert costs[1] == pytest.approx(oracle.cheapest(graph, budget, "stages"), rel=1e-6), f"seed {seed}"
             certain_is_too_little += costs[0] < costs[1] * (1 - 1e-6)
     assert certain_is_too_little > 0
+
+
+def test_engines_that_die_are_a_solver_error_and_start_again(monkeypatch, tmp_path):
+    dying = tmp_path / "dying.py"
+    dying.write_text("import sys; sys.stdin.buffer.read(8); sys.exit(3)")
+    model = LinearModel()
+    model.row(model.columns(2, cost=1.0), 1.0, low=1.0)
+    backend._CHILD.stop()
+    monkeypatch.setattr(backend, "_ENGINE", dying)
+    with pytest.raises(SolverError, match="exit code 3"):
+        model.solve(Engine.HIGHS, seconds=10, gap=0.0, seed=0)
+    monkeypatch.undo()
+    assert model.solve(Engine.HIGHS, seconds=10, gap=0.0, seed=0).bound == pytest.approx(1.0)
+
+
+def test_engines_far_over_their_time_are_ended(monkeypatch, tmp_path):
+    sleeping = tmp_path / "sleeping.py"
+    sleeping.write_text("import time; time.sleep(60)")
+    model = LinearModel()
+    model.row(model.columns(2, cost=1.0), 1.0, low=1.0)
+    backend._CHILD.stop()
+    monkeypatch.setattr(backend, "_ENGINE", sleeping)
+    monkeypatch.setattr(backend, "_GRACE_SECONDS", 0.2)
+    outcome = model.solve(Engine.HIGHS, seconds=0.3, gap=0.0, seed=0)
+    assert outcome.end is End.LIMIT and outcome.values is None and outcome.bound == -math.inf

@@ -24,7 +24,7 @@ PARTS = {"ir": {"ir"}, "solvers": {"ir", "solvers"}, "profiles": {"ir", "profile
 WORLD = {"ir": {"numpy"}, "solvers": {"numpy", "numba"}, "profiles": {"numpy"},
          "bridge": {"numpy", "tensorflow", "keras"},
          "top": {"numpy", "pandas", "matplotlib", "tensorflow", "keras", *WITH_KERAS}, "front": set()}
-DOORS = {pathlib.Path("solvers/backend.py"): {"ortools"}}
+DOORS = {pathlib.Path("solvers/engine.py"): {"ortools"}}
 
 
 def part_of(path):

@@ -1,9 +1,12 @@
 """Emission and audit: what runs is the plan, and what it computes is what the step computes."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from checkmate_tf import solvers
 from checkmate_tf.bridge import private
 from checkmate_tf.bridge.audit import executed_runs, first_call
 from checkmate_tf.bridge.emit import Emitted, emit
@@ -12,7 +15,7 @@ from checkmate_tf.bridge.measure import measured_memory, reset_peak
 from checkmate_tf.bridge.trace import trace
 from checkmate_tf.ir.errors import PlanError
 from checkmate_tf.ir.plan import plan_from_order
-from checkmate_tf.ir.simulate import simulate
+from checkmate_tf.ir.simulate import simulate, structural_floor
 
 MEGABYTE = 1 << 20
 
@@ -137,3 +140,16 @@ def test_the_audit_notices_a_lost_order():
     claimed = Emitted(step.function, (*step.nodes[1:], step.nodes[0]), step.pack, b"")
     with pytest.raises(PlanError, match="order"):
         executed_runs(claimed, graphs)
+
+
+def test_or_tools_solves_in_a_process_where_tensorflow_lives():
+    """Both in one process: OR-Tools refuses every model or crashes."""
+    graph = _one_second_an_op(extract(trace(_two_phases, tf.TensorSpec([64, 64]))))
+    floor_bytes, _ = structural_floor(graph)
+    solution = solvers.solve(graph, floor_bytes, solvers.get("ilp"), solvers.Limits(seconds=20))
+    assert solution.plan is not None and sum(solution.timeline.runs) > len(graph.ops)
+
+
+def _one_second_an_op(graph):
+    """Enough to tell a recomputation from none."""
+    return dataclasses.replace(graph, ops=tuple(dataclasses.replace(op, seconds=1.0) for op in graph.ops))
