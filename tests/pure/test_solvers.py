@@ -107,7 +107,8 @@ class TestEverySolver:
         graph = strategies.linear_net(100)
         started = time.monotonic()
         solvers.solve(graph, 12, solver, Limits(seconds=0.5))
-        assert time.monotonic() - started < 3.0
+        # Without a limit it would go on for a minute or for ever; a busy machine may take some seconds to stop.
+        assert time.monotonic() - started < 15.0
 
     def test_progress_gets_better_only(self, solver):
         seen = []
