@@ -1,9 +1,9 @@
 """Which idle value to drop, and how to get it back: the inner loop of the greedy planner.
 
-At the worst step some values are idle: live, but not used between their last use before it and the next use after it.
-Dropping one frees its bytes in between and costs a recomputation right before the next use. What that needs is either
-still live there, or is kept alive longer, or is recomputed too, or is recomputed later anyway and can be had
-now and kept until then. Bytes are traded against time at a rate of exchange: with the rate of the best
+At the worst step some values are idle: live, but not used between their last use before it and the next use after it
+(or used by the step itself, which could take over the value's memory if it died there). Dropping one frees its bytes
+in between and costs a recomputation right before the next use. What that needs is either still live there, or is kept
+alive longer, or is recomputed too, or is recomputed later anyway and can be had now and kept until then. Bytes are traded against time at a rate of exchange: with the rate of the best
 drop itself, choosing the cheaper way for each input maximizes bytes per second (Dinkelbach's method for ratios).
 
 Bytes held longer count where they hurt: `weight` is a running sum over slots, so that size times the difference of two
@@ -204,15 +204,29 @@ def score(problem, schedule, pad, weight, value, worst, rate):
     run = slots.run_before(schedule, maker, worst)
     if run < 0 or problem.size[value] == 0 or schedule.last_use[value, run] <= worst:
         return 0.0, 0.0, -1
-    if schedule.op_at[worst] >= 0 and _reads(problem, schedule.op_at[worst], value):
+    if schedule.op_at[worst] >= 0 and _reads(problem, schedule.op_at[worst], value) and not _may_die(
+            problem, schedule, value, worst):
         return 0.0, 0.0, -1
     until = slots.use_after(problem, schedule, value, worst)
     if not _can_run(problem, schedule, maker, until):
         return 0.0, 0.0, -1
     since = slots.use_before(problem, schedule, value, worst, schedule.run_slot[maker, run])
     kept, seconds = find_chain(problem, schedule, pad, weight, maker, until, rate)
-    gain = problem.size[value] * (weight[until] - weight[since + 1]) - kept
+    first = since if _may_die(problem, schedule, value, since) else since + 1
+    gain = problem.size[value] * (weight[until] - weight[first]) - kept
     return gain, seconds, until
+
+
+@leaf
+def _may_die(problem, schedule, value, slot):
+    """Whether the run in the slot would hold less if the value died with it, since it can take over its memory."""
+    op = schedule.op_at[slot]
+    if op < 0 or schedule.dying[slot] > 0:
+        return False
+    for place in range(problem.taken_start[value], problem.taken_start[value + 1]):
+        if problem.taken_op[place] == op:
+            return True
+    return False
 
 
 @leaf

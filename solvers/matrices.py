@@ -139,13 +139,17 @@ def frees(graph: Graph, runs: np.ndarray, kept: np.ndarray) -> np.ndarray:
 
 
 def memory(graph: Graph, runs: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """U by eqs. 2-4, int [T, N]: resident bytes, what is kept and made, and the scratch of the op whose turn it is."""
+    """U by eqs. 2-4, int [T, N]: resident bytes, what is kept and made, and the scratch of the op whose turn it is, less
+    the released input whose memory its output takes over."""
     sizes = np.array([value.bytes for value in graph.values], dtype=np.int64)
     made = np.array([sum(graph.values[value].bytes for value in op.outputs) for op in graph.ops], dtype=np.int64)
     scratch = np.array([op.scratch_bytes for op in graph.ops], dtype=np.int64)
     freed_after = np.zeros(runs.shape, dtype=np.int64)
+    taken_over = np.zeros(runs.shape, dtype=np.int64)
     released = frees(graph, runs, kept)
     for column, (value, op) in enumerate(free_pairs(graph)):
         freed_after[:, op] += sizes[value] * released[:, column]
+        if value in graph.ops[op].reuses:
+            taken_over[:, op] = np.maximum(taken_over[:, op], sizes[value] * released[:, column])
     held = np.cumsum(runs * made, axis=1) - np.cumsum(freed_after, axis=1) + freed_after
-    return graph.resident_bytes + (kept @ sizes)[:, None] + held + runs * scratch
+    return graph.resident_bytes + (kept @ sizes)[:, None] + held - taken_over + runs * scratch

@@ -17,7 +17,8 @@ one, which keeps the rows uniform.
     (3,4) U[t,k+1] = U[t,k] - sum M FREE[t,.,k] + made by op k+1
     (7b)  FREE[t,v,k] >= R[t,k] - S[t+1,v] - sum R[t,j]      readers j of v after k
     (7c)  FREE[t,v,k] is 0 where it has a hazard
-          U[t,k] + scratch of k R[t,k] <= budget
+          U[t,k] + scratch of k R[t,k] - M D[t,k] <= budget
+          D[t,k] <= 1, sum over v of FREE[t,v,k]       v inputs whose memory op k can take over, all of size M
 
 In place of (7c)'s single row with its large factor stand the rows that the paper's artifact adds to another model:
 FREE[t,v,k] <= R[t,k]; FREE[t,v,k] + S[t+1,v] <= 1; FREE[t,v,k] + R[t,j] <= 1; sum over k of FREE[t,v,k] <= 1. The
@@ -31,7 +32,7 @@ these first runs does in between, in whatever order and however often, the rows 
     at the first run of t:  need(t) + sum of M S[t+1,v] over the other v                   <= budget
     at reruns of k:         need(k) R[t,k] + sum of M P[t,v] over v that k does not touch  <= budget
 
-with need(k) the inputs, outputs and scratch of k, and P[t,v] = 1 where v is live throughout stage t: it is live at its
+with need(k) the inputs, outputs and scratch of k, less what its output can take over, and P[t,v] = 1 where v is live throughout stage t: it is live at its
 start and its end, and not made in between (P >= S[t,v] + S[t+1,v] - 1 - R[t,i]), or op t reads it and it is not made in
 between (P >= 1 - R[t,i]). Without exact stages the optimum is a lower bound for *all* plans in this order, much quicker
 to find than that of eq. 9 and mostly the same.
@@ -130,7 +131,10 @@ class StageProgram:
         first = self._graph.ops[stage:stage + 1]
         for op in first:
             others = np.setdiff1d(np.nonzero((after != self._zero) & (sizes > 0))[0], _touched(op))
-            model.row(after[others], sizes[others], high=self._budget - self._need(op))
+            if len(op.reuses) == 1:  # kept, its memory is not taken over
+                others = np.append(others, op.reuses[0])
+            model.row(after[others], sizes[others],
+                      high=self._budget - self._need(op))
         again = np.nonzero(runs[:stage] != self._zero)[0]
         if not len(again):
             return
@@ -180,7 +184,8 @@ class StageProgram:
         for op in self._graph.ops:
             made = float(self._sizes[list(op.outputs)].sum())
             turns = self._exact[self._exact >= op.index]
-            used[turns, op.index] = model.columns(len(turns), upper=self._budget, integer=False)
+            taken_over = max((self._sizes[value] for value in op.reuses), default=0.0)
+            used[turns, op.index] = model.columns(len(turns), upper=self._budget + taken_over, integer=False)
             terms = [(used[turns, op.index], 1), (self._runs[turns, op.index], -made)]
             if op.index == 0:
                 terms.extend((self._kept[turns, value], -size) for value, size in enumerate(self._sizes))
@@ -189,12 +194,26 @@ class StageProgram:
                 terms.extend((self._free[turns, column], self._sizes[self._pairs[column][0]])
                              for column in released_after[op.index - 1])
             model.rows(terms, low=0, high=0)
-            if op.scratch_bytes:
-                model.rows([(used[turns, op.index], 1), (self._runs[turns, op.index], self._scratch[op.index])],
-                           high=self._budget)
+            limit = [(used[turns, op.index], 1), (self._runs[turns, op.index], self._scratch[op.index])]
+            if taken_over:
+                limit.append((self._discounts(op, turns), -taken_over))
+            if op.scratch_bytes or taken_over:
+                model.rows(limit, high=self._budget)
+
+    def _discounts(self, op: Op, turns: np.ndarray) -> np.ndarray:
+        """D: whether the output takes over the memory of an input  # float [turns]."""
+        discounts = self.model.columns(len(turns), upper=1.0, integer=False)
+        is_last = turns == op.index  # the stage ends with this run, so what is not kept into the next one is released
+        kept_on = [(self._kept[turns[is_last] + 1, value], 1) for value in op.reuses]
+        self.model.rows([(discounts[is_last], 1), *kept_on], high=len(op.reuses))
+        released = [(self._free[turns[~is_last], column], -1) for column, (value, reader) in enumerate(self._pairs)
+                    if reader == op.index and value in op.reuses]
+        self.model.rows([(discounts[~is_last], 1), *released], high=0)
+        return discounts
 
     def _need(self, op: Op) -> float:
-        return float(self._scratch[op.index] + self._sizes[_touched(op)].sum())
+        taken_over = max((self._sizes[value] for value in op.reuses), default=0.0)
+        return float(self._scratch[op.index] + self._sizes[_touched(op)].sum() - taken_over)
 
 
 def _touched(op: Op) -> np.ndarray:

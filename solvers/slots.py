@@ -4,7 +4,8 @@ An order of computations is laid out over many more slots than it has steps, as 
 2023), so that a run can be put in or taken out without moving the others. Each value of run i of an op lives from
 the run's slot to its last use before run i + 1, results of the last run to the end: the very frees that
 `plan_from_order` derives, so the largest `held` over slots is the simulated peak. An empty slot holds no more
-than the last run before it.
+than the last run before it. A slot whose run takes over the memory of an input that dies there (`Op.reuses`) holds
+that much less; `dying` counts such inputs.
 
 Bytes held are kept in blocks of 64 slots with a lazy addend, bounds on their maximum and minimum, and the bytes over
 the budget summed over slots; changing a value's life costs one visit per block, not per slot. Slots are looked at
@@ -38,6 +39,8 @@ class Problem(NamedTuple):
     use_op: np.ndarray
     writer_start: np.ndarray    # int64 [ops + 1]
     writer_op: np.ndarray       # ops that overwrite an input of the op
+    taken_start: np.ndarray     # int64 [values + 1]
+    taken_op: np.ndarray        # ops that can take over the value's memory
     producer: np.ndarray        # int64 [values]
     size: np.ndarray            # int64 [values], bytes
     scratch: np.ndarray         # int64 [ops], bytes
@@ -53,6 +56,7 @@ class Schedule(NamedTuple):
     run_slot: np.ndarray    # int64 [ops, runs], ascending
     runs: np.ndarray        # int64 [ops]
     last_use: np.ndarray    # int64 [values, runs]; the run's slot when unused
+    dying: np.ndarray       # int64 [slots], inputs of the run there that die with it and whose memory it can take over
     held: np.ndarray        # int64 [slots], without the block's `lazy`
     lazy: np.ndarray        # int64 [blocks]
     highest: np.ndarray     # int64 [blocks], at least the most bytes held; exact where that is over the budget
@@ -72,8 +76,12 @@ def problem_from(graph: Graph) -> Problem:
     is_result[list(graph.results)] = True
     writers = [sorted({writer for value in op.inputs for writer in graph.writers[value] if writer != op.index})
                for op in graph.ops]
+    takers: list[list[int]] = [[] for _ in graph.values]
+    for op in graph.ops:
+        for value in op.reuses:
+            takers[value].append(op.index)
     return Problem(*rows([op.inputs for op in graph.ops]), *rows([op.outputs for op in graph.ops]),
-                   *rows(graph.consumers), *rows(writers),
+                   *rows(graph.consumers), *rows(writers), *rows(takers),
                    np.array([value.producer for value in graph.values], np.int64),
                    np.array([value.bytes for value in graph.values], np.int64),
                    np.array([op.scratch_bytes for op in graph.ops], np.int64),
@@ -88,13 +96,13 @@ def schedule_from(problem: Problem, order, budget_bytes: int, slots_per_step: in
     `runs` is how often an op can run; `room` is a number of steps the schedule should be able to grow to.
     """
     ops, values = len(problem.scratch), len(problem.producer)
-    blocks = -(-max(slots_per_step * max(len(order), room), 1024) // BLOCK)
+    blocks = -(-max(slots_per_step * max(len(order), room), 2 * BLOCK) // BLOCK)
     most = int(np.bincount(np.asarray(order, np.int64), minlength=1).max(initial=0))
     runs = max(runs, most + 2)
     slots = blocks * BLOCK
     schedule = Schedule(np.full(slots, -1, np.int64), np.zeros((ops, runs), np.int64), np.zeros(ops, np.int64),
-                        np.zeros((values, runs), np.int64), np.zeros(slots, np.int64), np.zeros(blocks, np.int64),
-                        np.zeros(blocks, np.int64), np.zeros(blocks, np.int64), np.zeros(blocks, np.int64),
+                        np.zeros((values, runs), np.int64), np.zeros(slots, np.int64), np.zeros(slots, np.int64),
+                        np.zeros(blocks, np.int64), np.zeros(blocks, np.int64), np.zeros(blocks, np.int64), np.zeros(blocks, np.int64),
                         np.zeros((4096, 4), np.int64), np.zeros(ops, np.int64), np.full(ops, -1, np.int64),
                         np.zeros(7, np.int64), np.zeros(1))
     schedule.counters[BUDGET] = budget_bytes
@@ -127,7 +135,7 @@ def order_of(schedule):
 @compiled
 def spread(problem, schedule, order, roomy_step, room):
     """Lays the order out anew, evenly, with at least `room` empty slots before step `roomy_step`."""
-    for array in (schedule.held, schedule.lazy, schedule.highest, schedule.lowest, schedule.over):
+    for array in (schedule.dying, schedule.held, schedule.lazy, schedule.highest, schedule.lowest, schedule.over):
         array[:] = 0
     schedule.op_at[:] = -1
     schedule.runs[:] = 0
@@ -249,6 +257,28 @@ def deadline(problem, schedule, op):
 
 
 @leaf
+def _end_at(problem, schedule, value, run, slot):
+    """Moves the last use of this run's value to the slot; what is held in between is the caller's business."""
+    old = schedule.last_use[value, run]
+    if old != slot:
+        schedule.last_use[value, run] = slot
+        _dies(problem, schedule, value, old, -1)
+        _dies(problem, schedule, value, slot, 1)
+
+
+@leaf
+def _dies(problem, schedule, value, slot, sign):
+    """The value dies in this slot (or no longer does): a run there that can take over its memory holds less."""
+    op = schedule.op_at[slot]
+    for place in range(problem.taken_start[value], problem.taken_start[value + 1]):
+        if problem.taken_op[place] == op:
+            before = schedule.dying[slot]
+            schedule.dying[slot] = before + sign
+            if min(before, before + sign) == 0:
+                add_held(schedule, slot, slot, -sign * problem.size[value])
+
+
+@leaf
 def insert(problem, schedule, op, slot):
     """Puts a run into an empty slot. All that it reads must have run before; there must be room for one more run."""
     run_slot, last_use, counters = schedule.run_slot, schedule.last_use, schedule.counters
@@ -267,6 +297,7 @@ def insert(problem, schedule, op, slot):
         if run > 0 and last_use[value, run - 1] > slot:
             last_use[value, run] = last_use[value, run - 1]
             last_use[value, run - 1] = use_before(problem, schedule, value, slot, run_slot[op, run - 1])
+            _dies(problem, schedule, value, last_use[value, run - 1], 1)
             add_held(schedule, last_use[value, run - 1] + 1, slot - 1, -problem.size[value])
         elif count == 0 and problem.is_result[value]:
             last_use[value, run] = len(schedule.op_at) - 1
@@ -293,6 +324,7 @@ def remove(problem, schedule, op, run):
             add_held(schedule, slot, slot, -problem.size[value])
         else:
             add_held(schedule, last_use[value, run - 1] + 1, slot - 1, problem.size[value])
+            _dies(problem, schedule, value, last_use[value, run - 1], -1)
             last_use[value, run - 1] = last_use[value, run]
         for later in range(run, count - 1):
             last_use[value, later] = last_use[value, later + 1]
@@ -341,7 +373,7 @@ def _read(problem, schedule, op, slot):
         made = run_before(schedule, problem.producer[value], slot)
         if slot > schedule.last_use[value, made]:
             add_held(schedule, schedule.last_use[value, made] + 1, slot, problem.size[value])
-            schedule.last_use[value, made] = slot
+            _end_at(problem, schedule, value, made, slot)
 
 
 @leaf
@@ -352,7 +384,7 @@ def _read_no_more(problem, schedule, op, slot):
         made = run_before(schedule, maker, slot)
         if schedule.last_use[value, made] == slot:
             last = use_before(problem, schedule, value, slot, schedule.run_slot[maker, made])
-            schedule.last_use[value, made] = last
+            _end_at(problem, schedule, value, made, last)
             add_held(schedule, last + 1, slot, -problem.size[value])
 
 

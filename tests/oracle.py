@@ -24,6 +24,7 @@ def peak_bytes(graph, order):
     for now in range(len(order)):
         op = graph.ops[order[now]]
         held = graph.resident_bytes + op.scratch_bytes + sum(graph.values[value].bytes for value in op.outputs)
+        dying = 0
         for value in graph.values:
             if value.producer == op.index:
                 continue
@@ -34,7 +35,11 @@ def peak_bytes(graph, order):
             if needed and not made_before:
                 return None
             held += value.bytes if needed else 0
-        peak = max(peak, held)
+            later = [step for step in uses if step > now]
+            lives_on = (later and later[0] < made_again) or (value.index in graph.results and made_again == never)
+            if value.index in op.reuses and not lives_on:
+                dying = value.bytes
+        peak = max(peak, held - dying)
     return peak
 
 
@@ -73,13 +78,15 @@ def _moves(graph, budget_bytes, scope, state):
             continue
         made = set(op.outputs)
         loose = sorted(live - made - set(op.inputs))
+        last = op.index if scope == "stages" and op.index in ran else -1
         for count in range(len(loose) + 1):
             for kept in itertools.combinations(loose, count):
                 during = set(kept) | set(op.inputs) | made
                 held = sum(graph.values[value].bytes for value in during) + graph.resident_bytes + op.scratch_bytes
-                if held <= budget_bytes:
-                    last = op.index if scope == "stages" and op.index in ran else -1
-                    yield op.index, (ran | {op.index}, frozenset(during), last)
+                for dying in (None, *op.reuses):
+                    given = graph.values[dying].bytes if dying is not None else 0
+                    if held - given <= budget_bytes:
+                        yield op.index, (ran | {op.index}, frozenset(during - {dying}), last)
 
 
 def _may_run(op, graph, scope, ran, previous):

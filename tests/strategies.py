@@ -9,8 +9,8 @@ from checkmate_tf.ir.verify import verify_graph
 
 
 def graphs(min_ops: int = 0, max_ops: int = 10) -> st.SearchStrategy[Graph]:
-    """Valid graphs: multi-output ops and ops without outputs, scratch, once, control edges, overwrites, results, zero
-    bytes and costs, several components, a backward part or none."""
+    """Valid graphs: multi-output ops and ops without outputs, scratch, once, control edges, overwrites, reuses, results,
+    zero bytes and costs, several components, a backward part or none."""
     return st.builds(lambda size, choices: draw_graph(size, choices),
                      st.integers(min_ops, max_ops), st.randoms(use_true_random=False))
 
@@ -26,6 +26,7 @@ def draw_graph(size: int, choices: random.Random) -> Graph:
     builder = GraphBuilder(resident_bytes=choices.choice([0, 0, 3]))
     backward_from = choices.randint(0, size) if choices.random() < 0.5 else size
     values: list[int] = []
+    value_bytes: list[int] = []
     last_reader: dict[int, int] = {}
     overwritten: set[int] = set()
     for index in range(size):
@@ -41,12 +42,18 @@ def draw_graph(size: int, choices: random.Random) -> Graph:
         scratch_bytes = choices.choice([0, 0, 0, 0, 2])
         after = choices.sample(range(index), choices.randint(0, 1)) if index and choices.random() < 0.2 else ()
         name = f"op{index}"
+        reuses = []
+        if ports == 1 and inputs and choices.random() < 0.4:
+            reuses = choices.sample(inputs, choices.randint(1, len(inputs)))
+            sizes = [value_bytes[reuses[0]]]
+            reuses = [value for value in reuses if value_bytes[value] == sizes[0]]
         builder.op(name, inputs, bytes=sizes, seconds=seconds, scratch_bytes=scratch_bytes, after=after,
                    once="a stateful draw" if overwrites or choices.random() < 0.1 else None,
-                   overwrites=overwrites, backward=index >= backward_from)
+                   overwrites=overwrites, backward=index >= backward_from, reuses=reuses)
         for value in inputs:
             last_reader[value] = index
         values.extend(builder.outputs_of(name))
+        value_bytes.extend(sizes)
     results = choices.sample(values, min(len(values), choices.choice([0, 0, 1, 2])))
     return verify_graph(builder.build(results))
 

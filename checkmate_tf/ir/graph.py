@@ -10,6 +10,8 @@ graphs. Meanings that are not obvious from the names:
 - `once` is None, or the reason why the op must run exactly once (a variable write, a stateful draw, ...).
 - `overwrites` are values that stop being valid when the op runs: a read of a variable that this op updates. No
   run may use them afterwards.
+- `reuses` are inputs whose memory the op's output can take over, as element-wise kernels do: in a run with which
+  such an input dies, the output costs nothing on top. At most one is taken; all are as large as the op's only output.
 - `backward` says whether the op is part of the gradient computation or comes after it; only the
   literature's baselines, which keep or drop forward values, ask for it.
 - `results` are values that must be live at the end.
@@ -53,6 +55,7 @@ class Op:
     once: str | None = None
     overwrites: tuple[int, ...] = ()
     backward: bool = False
+    reuses: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +129,8 @@ class GraphBuilder:
 
     def op(self, name: str, inputs: Sequence[int] = (), *, bytes: int | Sequence[int] = 0, seconds: float = 0.0,
            scratch_bytes: int = 0, after: Sequence[int] = (), once: str | None = None,
-           overwrites: Sequence[int] = (), backward: bool = False, kind: str | None = None) -> int:
+           overwrites: Sequence[int] = (), backward: bool = False, kind: str | None = None,
+           reuses: Sequence[int] = ()) -> int:
         """Adds an op. With one size the answer is the index of its value, otherwise use `outputs_of`."""
         index = len(self._ops)
         outputs = []
@@ -134,7 +138,7 @@ class GraphBuilder:
             outputs.append(len(self._values))
             self._values.append(Value(len(self._values), index, port, size))
         self._ops.append(Op(index, name, kind or name, tuple(dict.fromkeys(inputs)), tuple(outputs), tuple(after),
-                            seconds, scratch_bytes, once, tuple(overwrites), backward))
+                            seconds, scratch_bytes, once, tuple(overwrites), backward, tuple(reuses)))
         return outputs[0] if outputs else -1
 
     def outputs_of(self, name: str) -> tuple[int, ...]:

@@ -271,11 +271,14 @@ def _contracted(graph, index, group, members, leader, number, renamed) -> Op:
                   if leader[reader] == leader[graph.values[value].producer] != group}
     if len(ops) == 1:
         return dataclasses.replace(ops[0], index=index, inputs=tuple(inputs), outputs=outputs,
-                                   after=tuple(sorted(after)), overwrites=tuple(overwrites))
-    shown = sum(graph.values[value].bytes for value in made if value in renamed)
-    scratch_bytes = max(0, _held_inside(graph, members, lambda value: value in renamed) - shown)
+                                   after=tuple(sorted(after)), overwrites=tuple(overwrites),
+                                   reuses=tuple(renamed[value] for value in ops[0].reuses))
+    shown = {value for value in made if value in renamed}
+    held_bytes, reuses = _inside(graph, members, shown)
+    scratch_bytes = max(0, held_bytes - sum(graph.values[value].bytes for value in shown))
     return Op(index, graph.ops[group].name, "group", tuple(inputs), outputs, tuple(sorted(after)),
-              sum(op.seconds for op in ops), scratch_bytes, once, tuple(overwrites), graph.ops[group].backward)
+              sum(op.seconds for op in ops), scratch_bytes, once, tuple(overwrites), graph.ops[group].backward,
+              tuple(renamed[value] for value in reuses))
 
 
 def _needed_bytes(graph, members) -> int:
@@ -285,21 +288,42 @@ def _needed_bytes(graph, members) -> int:
     stays = {value for value in made if value in graph.results
              or any(reader not in inside for reader in graph.consumers[value])}
     read = {value for op in members for value in graph.ops[op].inputs} - made
-    held = _held_inside(graph, sorted(members), stays.__contains__)
+    held, reuses = _inside(graph, sorted(members), stays)
     made_bytes = sum(graph.values[value].bytes for value in stays)
-    return sum(graph.values[value].bytes for value in read) + max(held, made_bytes)
+    taken_over = max((graph.values[value].bytes for value in reuses), default=0)
+    return sum(graph.values[value].bytes for value in read) + max(held, made_bytes) - taken_over
 
 
-def _held_inside(graph, members, stays) -> int:
-    """The most that the members' own values and scratch take while they run in order; values that `stays` are kept."""
+def _inside(graph, members, stays) -> tuple[int, tuple[int, ...]]:
+    """(the most that the members' own values and scratch take, the inputs whose memory the group can take over).
+
+    Such an input is as large as the only value that stays, and if it dies with the group, the group never holds its
+    memory and what it needs without that at once: it is taken over by the member that reads it last.
+    """
+    held = _held_inside(graph, members, stays)
+    if len(stays) != 1:
+        return held, ()
+    size = graph.values[next(iter(stays))].bytes
+    offered = dict.fromkeys(value for op in members for value in graph.ops[op].reuses
+                            if graph.values[value].producer not in members and graph.values[value].bytes == size)
+    return held, tuple(value for value in offered if _held_inside(graph, members, stays, value) <= max(held, size) - size)
+
+
+def _held_inside(graph, members, stays, dying=None) -> int:
+    """The most that the members' own values and scratch take while they run in order; values in `stays` are kept.
+
+    dying: a value from outside that dies with its last reader; who takes over its memory holds that much less
+    """
     last_reader = {value: op for op in members for value in graph.ops[op].inputs}
+    inside = set(members)
     held, most = 0, 0
     for op in members:
         made = graph.ops[op].outputs
         held += sum(graph.values[value].bytes for value in made)
+        ends = [value for value in dict.fromkeys((*graph.ops[op].inputs, *made)) if last_reader.get(value, op) == op
+                and (value == dying or graph.values[value].producer in inside and value not in stays)]
+        taken_over = next((value for value in graph.ops[op].reuses if value in ends), None)
+        held -= graph.values[taken_over].bytes if taken_over is not None else 0
         most = max(most, held + graph.ops[op].scratch_bytes)
-        for value in {*made, *graph.ops[op].inputs}:
-            is_own = graph.values[value].producer in members and not stays(value)
-            if is_own and last_reader.get(value, op) == op:
-                held -= graph.values[value].bytes
+        held -= sum(graph.values[value].bytes for value in ends if value not in (taken_over, dying))
     return most

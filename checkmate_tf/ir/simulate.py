@@ -1,7 +1,8 @@
 """The judge: what a plan holds at each step, and what it costs.
 
 During a `Compute` the device holds the resident bytes, every live value (the op's inputs among them), all outputs
-of the op, used or not, and its scratch. During a `Free` it holds what is left. Every peak and every cost that a
+of the op, used or not, and its scratch. An output that takes over the memory of an input (`Op.reuses`) is not held
+twice: it does so where that input is freed right after the run. During a `Free` the device holds what is left. Every peak and every cost that a
 report quotes comes from here (or from an allocator); a solver whose own numbers differ is wrong. Linear in
 the steps.
 """
@@ -10,7 +11,7 @@ import dataclasses
 import math
 
 from checkmate_tf.ir.errors import PlanError
-from checkmate_tf.ir.graph import Graph
+from checkmate_tf.ir.graph import Graph, Op
 from checkmate_tf.ir.plan import Compute, Plan, plan_from_order
 
 
@@ -43,16 +44,19 @@ def simulate(graph: Graph, plan: Plan) -> Timeline:
     live_bytes, start_seconds = [], []
     clock_seconds = 0.0
     runs = [0] * len(ops)
-    for step in plan.steps:
+    taken_over = None
+    for position, step in enumerate(plan.steps):
         start_seconds.append(clock_seconds)
         if isinstance(step, Compute):
             op = ops[step.op]
+            taken_over = taken_over_by(op, plan, position) if op.reuses else None
             held += sum(values[value].bytes for value in op.outputs)
+            held -= values[taken_over].bytes if taken_over is not None else 0
             live_bytes.append(held + op.scratch_bytes)
             clock_seconds += op.seconds
             runs[step.op] += 1
         else:
-            held -= values[step.value].bytes
+            held -= values[step.value].bytes if step.value != taken_over else 0
             live_bytes.append(held)
     peak_bytes = max(live_bytes, default=graph.resident_bytes)
     peak_step = live_bytes.index(peak_bytes) if live_bytes else -1
@@ -60,21 +64,37 @@ def simulate(graph: Graph, plan: Plan) -> Timeline:
     return Timeline(tuple(live_bytes), tuple(start_seconds), peak_bytes, peak_step, seconds, tuple(runs))
 
 
+def taken_over_by(op: Op, plan: Plan, position: int) -> int | None:
+    """The value whose memory the output of the op takes over when it runs as step `position`, or None."""
+    freed = set()
+    for step in plan.steps[position + 1:position + 1 + len(op.inputs) + len(op.outputs)]:
+        if isinstance(step, Compute):
+            break
+        freed.add(step.value)
+    return next((value for value in op.reuses if value in freed), None)
+
+
 def keep_all_timeline(graph: Graph) -> Timeline:
     """The timeline of computing each op once in the given order: the peak and cost without recomputation."""
     return simulate(graph, plan_from_order(graph, graph.order))
+
+
+def needed_bytes(graph: Graph, op: Op) -> int:
+    """The least that a run of the op holds by itself: inputs, outputs and scratch."""
+    touched = sum(graph.values[value].bytes for value in {*op.inputs, *op.outputs})
+    return touched + op.scratch_bytes - max((graph.values[value].bytes for value in op.reuses), default=0)
 
 
 def structural_floor(graph: Graph) -> tuple[int, int]:
     """(bytes, op): no plan can go below these bytes, because this op alone needs them.
 
     Any plan runs every op, and while an op runs its inputs, outputs and scratch are held together with the resident
-    bytes (max over v of M_v plus its inputs, as in Checkmate's section 4.1). The op is -1 for an empty graph.
+    bytes (max over v of M_v plus its inputs, as in Checkmate's section 4.1; an output that can take over an input's
+    memory counts once). The op is -1 for an empty graph.
     """
     worst, worst_op = graph.resident_bytes, -1
     for op in graph.ops:
-        held = (graph.resident_bytes + op.scratch_bytes
-                + sum(graph.values[value].bytes for value in {*op.inputs, *op.outputs}))
+        held = graph.resident_bytes + needed_bytes(graph, op)
         if held > worst:
             worst, worst_op = held, op.index
     return worst, worst_op

@@ -6,6 +6,7 @@ Graphs
   G3  bytes, scratch and resident bytes are whole and not negative; seconds finite and not negative
   G4  inputs are listed once; results name values
   G5  who reads an overwritten value comes before the op that overwrites it, or is that op
+  G6  an op that reuses inputs has one output, and they are inputs as large as it
 Plans
   P1  the plan's key is the graph's
   P2  what a computation reads is live; what it makes is not live already
@@ -47,6 +48,9 @@ def verify_graph(graph: Graph) -> Graph:
             late = [reader for reader in graph.consumers[value] if reader > index]
             _check(not late, "G5", f"op {op.name!r} overwrites value {value}, which op {late[:1]} reads later")
         _check(math.isfinite(op.seconds) and op.seconds >= 0, "G3", f"op {op.name!r} takes {op.seconds!r} seconds")
+        same = len(op.outputs) == 1 and all(value in op.inputs and values[value].bytes == values[op.outputs[0]].bytes
+                                            for value in op.reuses)
+        _check(not op.reuses or same, "G6", f"op {op.name!r} reuses {op.reuses} of its inputs {op.inputs}")
         _check(_whole(op.scratch_bytes), "G3", f"op {op.name!r} has {op.scratch_bytes!r} scratch bytes")
     for value in graph.results:
         _check(0 <= value < len(values), "G4", f"result {value} is not one of {len(values)} values")

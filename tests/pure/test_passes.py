@@ -46,6 +46,30 @@ def test_any_convex_groups_can_be_contracted(graph, seed):
     assert _timeline(graph, lift(small.order)).peak_bytes <= promised.peak_bytes
 
 
+def test_a_group_takes_over_what_its_members_would():
+    builder = GraphBuilder()
+    a = builder.op("a", bytes=8)
+    b = builder.op("b", [a], bytes=8, reuses=[a])
+    c = builder.op("c", [b], bytes=8, reuses=[b])
+    builder.op("d", [c], bytes=1)
+    small, _ = passes.contract(builder.build(), [0, 1, 1, 3])
+    # b and c run in the memory of a, and nothing comes on top.
+    assert (small.ops[1].reuses, small.ops[1].scratch_bytes) == ((a,), 0)
+    assert keep_all_timeline(small).peak_bytes == 9
+
+
+def test_a_group_that_needs_new_memory_first_has_it_as_scratch():
+    builder = GraphBuilder()
+    a = builder.op("a", bytes=8)
+    b = builder.op("b", [a], bytes=8)
+    c = builder.op("c", [a, b], bytes=8, reuses=[a])
+    builder.op("d", [c], bytes=1)
+    small, _ = passes.contract(builder.build(), [0, 1, 1, 3])
+    # c writes into a, but b is there as well: 16 for both, and the group's own output is one of them.
+    assert small.ops[1].reuses == (a,) and small.ops[1].scratch_bytes == 8
+    assert keep_all_timeline(small).peak_bytes == 16
+
+
 def test_groups_that_a_path_leaves_and_enters_again_are_refused():
     builder = GraphBuilder()
     a = builder.op("a", bytes=1)

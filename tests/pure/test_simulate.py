@@ -31,6 +31,21 @@ def test_recomputations_are_counted_and_paid():
     assert timeline.seconds == 4.0
 
 
+def test_an_output_takes_over_the_memory_of_an_input_that_dies():
+    builder = GraphBuilder()
+    a = builder.op("a", bytes=4)
+    b = builder.op("b", bytes=4)
+    total = builder.op("total", [a, b], bytes=4, reuses=[a, b])
+    builder.op("again", [a, total], bytes=1)
+    graph = builder.build()
+    # a: 4; b: 8; total takes over b, since a is read again: 8, and freeing b changes nothing; again: 9; all freed.
+    assert simulate(graph, plan_from_order(graph, (0, 1, 2, 3))).live_bytes == (4, 8, 8, 8, 9, 8, 4, 0)
+    # With a dropped and computed again both inputs die, and one of them is taken over.
+    timeline = simulate(graph, plan_from_order(graph, (0, 1, 2, 0, 3)))
+    assert timeline.live_bytes == (4, 8, 8, 8, 4, 8, 9, 8, 4, 0)
+    assert structural_floor(graph) == (9, 3)
+
+
 def test_a_graph_without_ops_holds_what_is_resident():
     graph = GraphBuilder(resident_bytes=7).build()
     timeline = keep_all_timeline(graph)

@@ -89,6 +89,11 @@ def test_g5_the_writer_itself_may_read_what_it_overwrites():
     builder.op("write", [a], overwrites=[a], bytes=[])
     verify_graph(builder.build())
 
+@pytest.mark.parametrize("broken", [with_op(base(), 1, reuses=(1,)), with_op(base(), 2, reuses=(0,)),
+                                    with_value(with_op(base(), 1, reuses=(0,)), 0, bytes=2)])
+def test_g6_what_is_reused_is_an_input_as_large_as_the_only_output(broken):
+    refuses_graph(broken, "G6")
+
 
 def test_p1_a_plan_belongs_to_one_graph():
     graph = base()
