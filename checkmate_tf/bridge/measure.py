@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from checkmate_tf.bridge import private
-from checkmate_tf.bridge.price import flops, moved_bytes, op_key, static_value
+from checkmate_tf.bridge.price import flops, moved_bytes, op_key, static_value, tensor_bytes
 from checkmate_tf.bridge.trace import GraphDef, Traced, import_function
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.profiles import OpCost, OpKey, Profile
@@ -26,6 +26,7 @@ from checkmate_tf.profiles import OpCost, OpKey, Profile
 SMALL_BYTES = 1 << 19
 SMALL_FLOPS = 1 << 22
 _UNFEEDABLE = (tf.resource, tf.variant, tf.string)
+_REUSED_BYTES = 1 << 16
 _CHAIN_SECONDS = 0.004
 _MOST_COPIES = 16
 
@@ -118,17 +119,40 @@ def _measure_one(traced: Traced, operation: tf.Operation) -> OpCost:
     started = time.perf_counter()
     used_bytes = _peak_bytes(lambda: single(feeds))
     seconds = time.perf_counter() - started
-    scratch_bytes = 0
+    scratch_bytes, reuses = 0, ()
     if used_bytes > 0:
         empty = _allocate(operation)
         empty()
         scratch_bytes = max(0, used_bytes - _peak_bytes(empty))
+        reuses = tuple(position for position in _reusable(operation)
+                       if _is_reused(traced, operation, position))
     copies = int(min(_MOST_COPIES, _CHAIN_SECONDS / max(seconds, 1e-6)))
     if copies >= 2:
         chain = _chain(traced, operation, copies)
         chain(feeds)
         seconds = _best_of(lambda: chain(feeds), 2) / copies
-    return OpCost(seconds, scratch_bytes, measured=True)
+    return OpCost(seconds, scratch_bytes, True, reuses)
+
+
+def _reusable(operation: tf.Operation) -> list[int]:
+    """Positions of the inputs that are as large as the op's only output, and not tiny."""
+    if len(operation.outputs) != 1:
+        return []
+    size = tensor_bytes(operation.outputs[0])
+    return [position for position, tensor in enumerate(operation.inputs)
+            if size >= _REUSED_BYTES and tensor_bytes(tensor) == size and static_value(tensor) is None]
+
+
+def _is_reused(traced: Traced, operation: tf.Operation, position: int) -> bool:
+    """Whether the op writes into this input if it is the last to need it, by the peaks when it is and when it is not."""
+    feeds = [_made_up(tensor) for place, tensor in enumerate(operation.inputs)
+             if static_value(tensor) is None and place != position]
+    peaks = []
+    for held in (False, True):
+        inside = _chain(traced, operation, 1, made_inside=position, held=held)
+        inside(feeds)
+        peaks.append(_peak_bytes(lambda: inside(feeds)))
+    return peaks[0] <= peaks[1] - tensor_bytes(operation.inputs[position])
 
 
 def _peak_bytes(run: Callable[[], object]) -> int:
@@ -152,14 +176,26 @@ def _allocate(operation: tf.Operation) -> Callable[[], object]:
     return lambda: tf.raw_ops.StatefulPartitionedCall(args=[], Tout=[tf.int32], f=function, config_proto=config)
 
 
-def _chain(traced: Traced, operation: tf.Operation, copies: int) -> Callable[[Sequence[tf.Tensor]], object]:
-    """A function that runs the op so often, one after the other, and returns nothing."""
+def _chain(traced: Traced, operation: tf.Operation, copies: int,
+           made_inside: int | None = None, held: bool = False) -> Callable[[Sequence[tf.Tensor]], object]:
+    """A function that runs the op so often, one after the other, and returns nothing.
+
+    made_inside: the position of an input that the function allocates (zeros), in place of taking it as an argument
+    held: whether that input is still needed after the op has run
+    """
     graph_def = GraphDef(library=traced.graph_def.library, versions=traced.graph_def.versions)
     inputs, arguments = [], []
     for position, tensor in enumerate(operation.inputs):
         name = f"input_{position}"
         value = static_value(tensor)
-        if value is None:
+        if position == made_inside:
+            shape = graph_def.node.add(name=f"shape_{position}", op="Const")
+            shape.attr["dtype"].type = tf.int32.as_datatype_enum
+            shape.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(tensor.shape.as_list(), tf.int32, [tensor.shape.rank]))
+            node = graph_def.node.add(name=name, op="Empty", input=[shape.name])
+            node.attr["dtype"].type = tensor.dtype.as_datatype_enum
+            node.attr["init"].b = True
+        elif value is None:
             arguments.append((name, tf.TensorSpec(tensor.shape, tensor.dtype)))
         else:
             node = graph_def.node.add(name=name, op="Const")
@@ -172,7 +208,12 @@ def _chain(traced: Traced, operation: tf.Operation, copies: int) -> Callable[[Se
         node.name = f"copy_{copy}"
         del node.input[:]
         node.input.extend(inputs + ([f"^copy_{copy - 1}"] if copy else []))
-    function = import_function(graph_def, arguments, (), (), [f"copy_{copies - 1}"])
+    last = f"copy_{copies - 1}"
+    if held:
+        node = graph_def.node.add(name="held", op="StopGradient", input=[inputs[made_inside], "^" + last])
+        node.attr["T"].type = operation.inputs[made_inside].dtype.as_datatype_enum
+        last = node.name
+    function = import_function(graph_def, arguments, (), (), [last])
     config = private.config_without_optimizers()
     return lambda feeds: tf.raw_ops.StatefulPartitionedCall(args=list(feeds), Tout=[tf.int32], f=function,
                                                             config_proto=config)

@@ -5,16 +5,19 @@ in which arithmetic can be what takes the time: contractions. All other ops are 
 traffic.
 """
 
+import collections
 import dataclasses
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
+from checkmate_tf.bridge.extract import Roots
 from checkmate_tf.bridge.trace import Traced
-from checkmate_tf.ir.graph import Graph
+from checkmate_tf.ir.graph import Graph, Op
 from checkmate_tf.ir.verify import verify_graph
 from checkmate_tf.profiles import OpKey, Profile
 
@@ -26,13 +29,28 @@ _STATIC_ELEMENTS = 64
 
 
 def price(traced: Traced, graph: Graph, profile: Profile) -> Graph:
-    """The same graph (same key) with the seconds and scratch bytes that the profile gives for each op."""
+    """The same graph (same key) with the seconds, scratch bytes and reuses that the profile gives for each op."""
     ops = []
+    roots = Roots(traced)
+    value_of = {(graph.ops[value.producer].name, value.port): value.index for value in graph.values}
     for op in graph.ops:
         operation = traced.function.graph.get_operation_by_name(op.name)
         cost = profile.cost(op_key(traced, operation), flops(operation), moved_bytes(operation))
-        ops.append(dataclasses.replace(op, seconds=cost.seconds, scratch_bytes=cost.scratch_bytes))
+        read = [tuple(value_of[root] for root in roots.of(tensor.name)) for tensor in operation.inputs]
+        ops.append(dataclasses.replace(op, seconds=cost.seconds, scratch_bytes=cost.scratch_bytes,
+                                       reuses=_reused_values(graph, op, read, cost.reuses)))
     return verify_graph(dataclasses.replace(graph, ops=tuple(ops)))
+
+
+def _reused_values(graph: Graph, op: Op, read: Sequence[tuple[int, ...]], positions: Sequence[int]) -> tuple[int, ...]:
+    """The values at these positions, of those that the op reads once: two readings hold a value for each other.
+
+    read: for each input the values under it
+    """
+    counts = collections.Counter(value for values in read for value in values)
+    values = [read[position][0] for position in positions if len(read[position]) == 1]
+    return tuple(value for value in values if counts[value] == 1
+                 and graph.values[value].bytes == graph.values[op.outputs[0]].bytes)
 
 
 def op_key(traced: Traced, operation: tf.Operation) -> OpKey:

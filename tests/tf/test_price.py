@@ -83,6 +83,28 @@ def test_measured_scratch_is_nothing_for_element_wise_ops_and_something_for_pool
     assert not measure.missing(traced, graph, known.with_costs(costs))
 
 
+def test_which_inputs_an_op_writes_into_is_measured():
+    def step(x, y):
+        return tf.exp(x) + y, tf.linalg.matmul(x, y), x * x, tf.reverse(x, [0])
+    traced = trace(lambda data: step(*data), (tf.TensorSpec([256, 256]), tf.TensorSpec([256, 256])))
+    graph = extract(traced)
+    costs = measure.measure(traced, measure.missing(traced, graph, measure.empty_profile()))
+    assert {key.split()[0]: cost.reuses for key, cost in costs.items()} == {
+        "Exp": (0,), "AddV2": (0, 1), "MatMul": (), "Square": (0,), "ReverseV2": ()}
+
+
+def test_a_value_that_an_op_reads_twice_is_not_written_into():
+    def step(x):
+        y = tf.exp(x)
+        return tf.reduce_sum(y / tf.reshape(y, [512, 512]))
+    traced = trace(step, tf.TensorSpec([512, 512]))
+    graph = extract(traced)
+    costs = measure.measure(traced, measure.missing(traced, graph, measure.empty_profile()))
+    priced = price(traced, graph, measure.empty_profile().with_costs(costs))
+    assert next(cost for key, cost in costs.items() if key.startswith("RealDiv")).reuses == (0, 1)
+    assert [op.reuses for op in priced.ops if op.kind == "RealDiv"] == [()]
+
+
 def test_a_filter_gradient_is_measured_with_its_true_filter_sizes():
     weights = tf.Variable(tf.ones([3, 3, 32, 32]))
 
@@ -129,7 +151,7 @@ def test_the_roofline_is_the_longer_of_arithmetic_and_traffic():
     assert profile.with_costs({"?": OpCost(1.0, 7, True)}).cost("?", 3e9, 1e6) == OpCost(1.0, 7, True)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", json.dumps({"format": "checkmate_tf profile 1"}),
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", json.dumps({"format": "checkmate_tf profile 2"}),
                                   json.dumps({"format": "something else"})])
 def test_a_corrupted_profile_is_refused(tmp_path, text):
     path = tmp_path / "profile.json"
@@ -139,7 +161,8 @@ def test_a_corrupted_profile_is_refused(tmp_path, text):
 
 
 def test_a_profile_survives_the_disk(tmp_path):
-    profile = Profile("a device", 1e9, 1e6, 0.5, "TensorFlow x", {"flops_per_second": "a guess"}, {"Exp": OpCost(0.25, 12, True)})
+    profile = Profile("a device", 1e9, 1e6, 0.5, "TensorFlow x", {"flops_per_second": "a guess"},
+                      {"Exp": OpCost(0.25, 12, True, (0, 2))})
     profile.save(tmp_path / "deep" / "profile.json")
     assert Profile.load(tmp_path / "deep" / "profile.json") == profile
 
