@@ -5,7 +5,7 @@
 | optimize | grappler.tf_optimizer, rewriter_config_pb2 | Grappler must run *before* a plan is made and never after |
 | export_graphs | eager.context | what the runtime really executes is not to be had through any public call |
 | device_memory_limit | client.device_lib | a GPU's limit is not in its public details |
-| handle_bytes, handle_dtype | a handle's `_handle_data` | what the variable is that a resource handle points to |
+| handle_bytes, handle_dtype, handle_rank | a handle's `_handle_data` | what the variable is that a resource handle points to |
 """
 
 import contextlib
@@ -75,3 +75,9 @@ def handle_dtype(handle: tf.Tensor) -> tf.DType | None:
     """The dtype of the variable behind a resource handle; None for other resources and other tensors."""
     data = handle._handle_data if handle.dtype == tf.resource else None
     return tf.as_dtype(data.shape_and_type[0].dtype) if data is not None and data.is_set else None
+
+
+def handle_rank(handle: tf.Tensor) -> int | None:
+    """The rank of the variable behind a resource handle; None where it has none that is known."""
+    data = handle._handle_data if handle.dtype == tf.resource else None
+    return tf.TensorShape(data.shape_and_type[0].shape).rank if data is not None and data.is_set else None

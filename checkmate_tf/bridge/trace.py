@@ -5,6 +5,11 @@ Nothing traces again: a plan made on one trace and applied to another is how suc
 
 Sums of three or more values (`AddN`) become chains of `AddV2`: the kernel of AddN adds in an order that depends on
 which buffers it may reuse, so its last bits change with the liveness that a plan changes.
+
+Assignments of small values (statistics, counters) copy into the variable's own memory. A plain one makes the value's
+memory the variable's: such variables would lie at another place after every step, in the middle of what the next one
+needs, and what the allocator takes for the same step would grow from run to run. It has a price: TensorFlow copies a
+variable that has been assigned to in this way whenever it is read.
 """
 
 import dataclasses
@@ -18,6 +23,7 @@ from checkmate_tf.bridge import private
 from checkmate_tf.ir.errors import UnsupportedError
 
 GraphDef = tf.compat.v1.GraphDef
+COPIED_BYTES = 1 << 16          # variables up to this size are assigned to by copying
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +89,9 @@ def trace(function: Callable, specs: Any) -> Traced:
     keep = [*(f"{name}:0" for name in placeholders), *(tensor.name for tensor in graph.outputs), *controls]
     graph_def = _own_functions(private.optimize(graph, _prepare(graph), keep))
     created = {op.name: position for position, op in enumerate(graph.get_operations())}
-    graph_def = _in_order(_chain_sums(_strip(graph_def, set(placeholders))), created, set(placeholders))
     captures = tuple(zip(placeholders[arguments:], concrete.captured_inputs))
+    graph_def = _copy_assigned(_chain_sums(_strip(graph_def, set(placeholders))), dict(captures))
+    graph_def = _in_order(graph_def, created, set(placeholders))
     results = tuple(tensor.name for tensor in graph.outputs)
     named = tuple((name, tf.TensorSpec(tensor.shape, tensor.dtype))
                   for name, tensor in zip(placeholders[:arguments], graph.inputs))
@@ -217,7 +224,7 @@ def _chain_sums(graph_def: GraphDef) -> GraphDef:
     for node in graph_def.node:
         data = [name for name in node.input if not is_control(name)]
         dtype = tf.as_dtype(node.attr["T"].type) if node.op == "AddN" else None
-        if dtype is None or len(data) < 3 or not (dtype.is_floating or dtype.is_integer or dtype.is_complex):
+        if dtype is None or len(data) < 3 or not _is_number(dtype):
             chained.node.append(node)
             continue
         controls = [name for name in node.input if is_control(name)]
@@ -229,6 +236,38 @@ def _chain_sums(graph_def: GraphDef) -> GraphDef:
             link.attr["T"].CopyFrom(node.attr["T"])
             total = link.name
     return chained
+
+
+def _is_number(dtype: tf.DType) -> bool:
+    return dtype.is_floating or dtype.is_integer or dtype.is_complex or dtype.is_bool
+
+
+def _copy_assigned(graph_def: GraphDef, captures: Mapping[str, tf.Tensor]) -> GraphDef:
+    """Assignments of numbers to small captured variables as assignments to a slice that is all of the variable."""
+    copying = GraphDef(library=graph_def.library, versions=graph_def.versions)
+    bounds: dict[tuple[int, int], str] = {}
+    for node in graph_def.node:
+        handle = captures.get(tensor_name(node.input[0])[0]) if node.op == "AssignVariableOp" else None
+        rank = private.handle_rank(handle) if handle is not None else None
+        if (rank is None or not 0 < private.handle_bytes(handle) <= COPIED_BYTES
+                or not _is_number(tf.as_dtype(node.attr["dtype"].type))):
+            copying.node.append(node)
+            continue
+        for number in (0, 1):
+            if (rank, number) not in bounds:
+                bounds[rank, number] = f"checkmate_tf_{number}_x{rank}"
+                constant = copying.node.add(name=bounds[rank, number], op="Const")
+                constant.attr["dtype"].type = tf.int32.as_datatype_enum
+                constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto([number] * rank, tf.int32, [rank]))
+        resource, value, *controls = node.input
+        zeros, ones = bounds[rank, 0], bounds[rank, 1]
+        assigned = copying.node.add(name=node.name, op="ResourceStridedSliceAssign", device=node.device,
+                                    input=[resource, zeros, zeros, ones, value, *controls])
+        assigned.attr["T"].CopyFrom(node.attr["dtype"])
+        assigned.attr["Index"].type = tf.int32.as_datatype_enum
+        for mask in ("begin_mask", "end_mask"):
+            assigned.attr[mask].i = (1 << rank) - 1
+    return copying
 
 
 def _in_order(graph_def: GraphDef, created: Mapping[str, int], placeholders: set[str]) -> GraphDef:

@@ -46,10 +46,11 @@ def test_export_graphs_leaves_collection_off():
     assert not graphs
 
 
-def test_handles_tell_bytes_and_dtype_of_their_variable():
+def test_handles_tell_bytes_dtype_and_rank_of_their_variable():
     variable = tf.Variable(np.zeros([3, 5], np.float64))
     assert private.handle_bytes(variable.handle) == 3 * 5 * 8
     assert private.handle_dtype(variable.handle) == tf.float64
+    assert private.handle_rank(variable.handle) == 2 and private.handle_rank(tf.zeros([2])) is None
     assert private.handle_dtype(tf.zeros([2])) is None
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from checkmate_tf.bridge.trace import batch_specs, flatten_batch, import_function, tensor_name, trace
+from checkmate_tf.bridge.trace import COPIED_BYTES, batch_specs, flatten_batch, import_function, tensor_name, trace
 from checkmate_tf.ir.errors import UnsupportedError
 
 
@@ -90,3 +90,19 @@ def test_a_function_without_results_still_runs():
     function = import_function(traced.graph_def, traced.arguments, traced.captures, (), traced.controls)
     function(tf.constant([1.0, 2.0]))
     assert variable.numpy() == 3
+
+
+def test_small_variables_are_assigned_to_by_copying():
+    dtypes = [tf.float32, tf.int64, tf.bool, tf.bfloat16]
+    variables = [tf.Variable(tf.zeros(shape, dtype)) for dtype in dtypes for shape in ([], [3], [2, 3, 4])]
+    large = tf.Variable(tf.zeros([COPIED_BYTES]))
+
+    def step(x):
+        for variable in (*variables, large):
+            variable.assign(tf.cast(tf.fill(variable.shape, x), variable.dtype))
+    traced = trace(step, tf.TensorSpec([]))
+    assert _kinds(traced).count("ResourceStridedSliceAssign") == len(variables)
+    assert _kinds(traced).count("AssignVariableOp") == 1
+    for _ in range(2):
+        traced.function(tf.constant(1.0))
+        assert all(np.all(tf.cast(variable, tf.float32) == 1) for variable in (*variables, large))
