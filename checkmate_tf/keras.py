@@ -5,8 +5,8 @@ iterator. Ours takes the batch from the iterator, looks at its concrete shapes, 
 the first batch of a shape is traced and planned there and then. `model.compile()` clears Keras's
 train function, which tells us to plan afresh.
 
-The allocator's peak is read in the first runs under each plan, and the step is planned again whenever it is above
-the budget: memory comes to lie differently from run to run until the pieces have settled.
+The allocator's peak is read after every run, and the step is planned again whenever it is above the budget: memory
+may come to lie differently from run to run. In the first runs under each plan every variable can be put back, too.
 
 If anything goes wrong before a planned step has run within its budget, the model is restored to plain Keras and the
 error goes on.
@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
+import warnings
 from typing import Any
 
 import tensorflow as tf
@@ -23,7 +24,7 @@ from checkmate_tf import planning
 from checkmate_tf.bridge import audit, measure, variables
 from checkmate_tf.bridge.emit import Emitted, emit
 from checkmate_tf.bridge.trace import batch_specs
-from checkmate_tf.ir.errors import CheckmateError, PlanError
+from checkmate_tf.ir.errors import CheckmateError, InfeasibleBudgetError, PlanError
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.plan import plan_from_order
 from checkmate_tf.ir.simulate import simulate
@@ -53,13 +54,18 @@ class Settings:
 
 @dataclasses.dataclass
 class _Step:
-    """A planned step for one set of batch shapes; `checked_runs` runs under its present plan had their peak read."""
+    """A planned step for one set of batch shapes; `checked_runs` runs under its present plan had their peak read, and
+    `surplus_bytes` is left to the allocator beyond what placement says. A step is `settled` once a plan has passed its
+    checks: its training is not ended any more for want of a better plan, only `watched` no longer."""
 
     prepared: Prepared
     solution: Solution
     run: Emitted
     replans: int = 0
     checked_runs: int = 0
+    surplus_bytes: int = 0
+    settled: bool = False
+    watched: bool = True
 
 
 class Checkmate:
@@ -118,7 +124,7 @@ class Checkmate:
             with self._lock:
                 step = self._steps.get(key) or self._plan(key, data, specs)
         if step.checked_runs >= _CHECKED_RUNS:
-            return step.run(data)
+            return self._run_and_watch(step, data)
         with self._lock:
             return self._run_and_check(step, data)
 
@@ -156,10 +162,10 @@ class Checkmate:
             prepared, planning.budget_in_bytes(budget, prepared.base), narrator, self._limits)
 
     def _solve(self, prepared: Prepared, budget_bytes: int, narrator: Narrator, limits: Limits,
-               withheld_bytes: int | None = None) -> Solution:
+               surplus_bytes: int = 0) -> Solution:
         narrator.stage("solving")
         return planning.solve_within(prepared, budget_bytes, planning.get_solver(self.settings.solver), limits,
-                                     functools.partial(narrator.solving, prepared.base.seconds), withheld_bytes)
+                                     functools.partial(narrator.solving, prepared.base.seconds), surplus_bytes)
 
     def _same_plan(self, prepared: Prepared) -> Solution | None:
         """The plan of an earlier shape, where this graph has the same ops and the plan fits its budget.
@@ -193,11 +199,29 @@ class Checkmate:
             step.checked_runs = _CHECKED_RUNS
             return outputs
         step.checked_runs += 1
+        step.settled = step.settled or step.checked_runs >= _CHECKED_RUNS
         peak_bytes = memory[1]
         if step.solution is self.solution:
             self.measured_peak_bytes = max(peak_bytes, self.measured_peak_bytes or 0)
         if peak_bytes > step.solution.budget_bytes:
             self._plan_again(step, peak_bytes)
+        return outputs
+
+    def _run_and_watch(self, step: _Step, data: Any) -> Any:
+        """Runs a step whose plan has passed its checks, and plans again if its peak comes out above the budget after all.
+
+        What else happens between steps (validation, callbacks) may well go above it; only then is the peak reset.
+        """
+        before = measure.measured_memory()
+        if before is None or not step.watched:
+            return step.run(data)
+        if before[1] > step.solution.budget_bytes:
+            measure.reset_peak()
+        outputs = step.run(data)
+        peak_bytes = measure.measured_memory()[1]
+        if peak_bytes > step.solution.budget_bytes:
+            with self._lock:
+                self._plan_again(step, peak_bytes)
         return outputs
 
     def _first_run(self, step: _Step, data: Any) -> Any:
@@ -207,28 +231,35 @@ class Checkmate:
     def _plan_again(self, step: _Step, peak_bytes: int) -> None:
         over_bytes = peak_bytes - step.solution.budget_bytes
         # What the allocator takes on top differs from plan to plan: each time a larger part of it more is left free.
-        surplus_bytes = int(_SURPLUS_GROWTH ** (step.replans + 1) * max(0, peak_bytes - step.solution.peak_bytes))
-        self._plan_for_less(step, min(step.solution.peak_bytes - over_bytes, step.solution.budget_bytes - surplus_bytes),
-                            f"The step's peak was {format_bytes(peak_bytes)}, {format_bytes(over_bytes)} above the "
-                            "budget: the allocator took more than simulated.")
+        surplus_bytes = int(_SURPLUS_GROWTH ** step.replans * max(over_bytes, peak_bytes - _placed_bytes(step)))
+        self._plan_for_less(step, surplus_bytes, f"The step's peak was {format_bytes(peak_bytes)}, {format_bytes(over_bytes)} "
+                            "above the budget: the allocator took more than simulated.")
 
     def _plan_after_exhaustion(self, step: _Step) -> None:
         spread = step.solution.peak_bytes - step.prepared.residents.total
-        self._plan_for_less(step, step.solution.peak_bytes - int(_EXHAUSTED_SHARE * spread),
+        self._plan_for_less(step, step.surplus_bytes + int(_EXHAUSTED_SHARE * spread),
                             "The device ran out of memory under a plan that fits: what is free lies in pieces too "
                             "small. Every variable has been put back.")
 
-    def _plan_for_less(self, step: _Step, target_bytes: int, reason: str) -> None:
+    def _plan_for_less(self, step: _Step, surplus_bytes: int, reason: str) -> None:
         old, narrator = step.solution, Narrator(self.settings.verbose)
-        withheld_bytes = old.budget_bytes - target_bytes
+        step.surplus_bytes = max(surplus_bytes, step.surplus_bytes)
         step.replans, step.checked_runs = step.replans + 1, 0
-        narrator.say(f"{reason} Planning again for {format_bytes(target_bytes)}.")
+        narrator.say(f"{reason} Planning again for {format_bytes(old.budget_bytes - step.surplus_bytes)}.")
         with _restored_on_failure(self._model, unless=self._is_training), narrator:
-            if step.replans > _REPLANS:
-                raise planning.infeasible(step.prepared, old.budget_bytes, planning.get_solver(self.settings.solver),
-                                          self._limits, withheld_bytes)
-            limits = dataclasses.replace(self._limits, seconds=_REPLAN_SHARE * self.settings.time_limit)
-            step.solution = self._solve(step.prepared, old.budget_bytes, narrator, limits, withheld_bytes)
+            try:
+                if step.replans > _REPLANS:
+                    raise planning.infeasible(step.prepared, old.budget_bytes, planning.get_solver(self.settings.solver),
+                                              self._limits, step.surplus_bytes)
+                limits = dataclasses.replace(self._limits, seconds=_REPLAN_SHARE * self.settings.time_limit)
+                step.solution = self._solve(step.prepared, old.budget_bytes, narrator, limits, step.surplus_bytes)
+            except InfeasibleBudgetError as error:
+                if not step.settled:
+                    raise
+                step.watched, step.checked_runs = False, _CHECKED_RUNS
+                warnings.warn(f"{reason} No plan that takes less was found, and training goes on under the present one. {error}",
+                              stacklevel=2)
+                return
             step.run = emit(step.prepared.traced, step.prepared.graph, step.solution.plan)
         if old is self.solution:
             self.solution, self.measured_peak_bytes = step.solution, None
@@ -287,6 +318,10 @@ def _carry(step: _Step, prepared: Prepared) -> Solution | None:
     timeline = simulate(new, plan)
     return dataclasses.replace(step.solution, plan=plan, timeline=timeline, base=prepared.base,
                                bound_seconds=prepared.base.seconds, status=Status.FEASIBLE)
+
+
+def _placed_bytes(step: _Step) -> int:
+    return step.solution.stats.get("placed_peak_bytes", step.solution.peak_bytes)
 
 
 def _by_name(op) -> str:

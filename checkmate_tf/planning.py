@@ -5,8 +5,8 @@
     budget_bytes(budget, ...)     "2GB", 0.6, "auto" -> bytes
     solve_within(prepared, ...)   Solution, or InfeasibleBudgetError with floor, cause and remedies
 
-The allocator hands out whole chunks, which can be larger than what was asked for. Plans are therefore first made for
-the budget less an allowance (`ALLOWANCE` of what is not resident), and for the budget itself when nothing fits that.
+The allocator hands out whole chunks, which can be larger than what was asked for. A plan is therefore judged by where
+its values come to lie (`placement`), and made anew for less as long as that takes more than the budget.
 """
 
 import dataclasses
@@ -32,14 +32,18 @@ from checkmate_tf.bridge.trace import Traced, batch_specs, trace
 from checkmate_tf.ir.errors import (BudgetError, InfeasibleBudgetError, NotCompiledError, ProfileError, SolverError,
                                     UnsupportedError)
 from checkmate_tf.ir.graph import Graph
+from checkmate_tf.ir.placement import place
+from checkmate_tf.ir.plan import Plan, plan_from_order
 from checkmate_tf.ir.simulate import Timeline, keep_all_timeline, structural_floor
 from checkmate_tf.ir.units import format_bytes, parse_bytes
 from checkmate_tf.profiles import Profile
 from checkmate_tf.solvers import Limits, Solution, Solver
 
-ALLOWANCE = 0.08
 DEVICE_MARGIN = 0.1
-_FIRST_TARGET_SHARE = 2 / 3
+_ALLOWANCE = 0.05               # of what is not resident, left to the allocator in the first round
+_LEAST_STEP = 0.005             # of the same, by which a target changes from round to round
+_ROUNDS = 4
+_MARGIN = 0.1                   # of the same, on a budget that an error says will do
 _MINIMUM_SEARCH_STEPS = 6
 _MINIMUM_SEARCH_SHARE = 0.05
 
@@ -74,6 +78,10 @@ class Prepared:
     residents: Residents
     base: Timeline
     profile: Profile
+
+    def placed_bytes(self, plan: Plan) -> int:
+        """The peak of the plan in whole chunks, as the allocator hands them out."""
+        return place(self.graph, plan, self.traced.resident_sizes).peak_bytes
 
 
 def build(model, data: Any) -> None:
@@ -141,37 +149,59 @@ def budget_in_bytes(budget: Any, base: Timeline) -> int:
 
 
 def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: Limits, report,
-                 withheld_bytes: int | None = None) -> Solution:
-    """A plan whose peak stays under the budget less what is withheld for the allocator (the allowance, by default).
+                 surplus_bytes: int = 0) -> Solution:
+    """A plan whose peak, as its values come to lie, stays under the budget less what was measured beyond that before.
 
-    What the allocator takes on top differs from plan to plan. Where nothing fits with all of that withheld, half of it
-    is (none, by default), and the next measurement decides. Raises InfeasibleBudgetError when that has no plan either.
-    The time limit is for both. """
-    allowance = int(ALLOWANCE * max(0, budget_bytes - prepared.residents.total))
-    targets = ([budget_bytes - withheld_bytes, budget_bytes - withheld_bytes // 2] if withheld_bytes is not None else
-               [budget_bytes - allowance, budget_bytes])
+    Each round solves for a target below that; where the plan takes more when placed, the next target is as much lower,
+    where there is no plan, higher. The time limit is for all rounds. If none of the plans found fits when placed, the
+    one that comes closest is the answer, and a measurement decides. Raises InfeasibleBudgetError without any plan.
+    """
+    limit_bytes = budget_bytes - surplus_bytes
+    spread = max(0, limit_bytes - prepared.residents.total)
+    if place_keep_all(prepared) <= limit_bytes:
+        target_bytes = limit_bytes
+    else:
+        target_bytes = limit_bytes - int(_ALLOWANCE * spread)
+    too_low_bytes, closest = 0, None
     deadline = time.monotonic() + limits.seconds
-    for target_bytes in targets:
-        left = deadline - time.monotonic()
-        share = 1.0 if target_bytes == targets[-1] else _FIRST_TARGET_SHARE
-        shared = dataclasses.replace(limits, seconds=max(0.0, share * left))
-        solution = solvers.solve(prepared.graph, target_bytes, solver, shared, report)
-        if solution.plan is not None:
-            return dataclasses.replace(solution, budget_bytes=budget_bytes)
-    raise infeasible(prepared, budget_bytes, solver, limits, withheld_bytes)
+    for number in range(_ROUNDS):
+        left = max(0.0, deadline - time.monotonic())
+        seconds = left if number == _ROUNDS - 1 else left / 2
+        solution = solvers.solve(prepared.graph, target_bytes, solver, dataclasses.replace(limits, seconds=seconds), report)
+        if solution.plan is None:
+            too_low_bytes = target_bytes
+            if closest is not None or target_bytes >= limit_bytes:
+                break
+            target_bytes = limit_bytes if number >= _ROUNDS - 2 else (target_bytes + limit_bytes + 1) // 2
+            continue
+        placed_bytes = prepared.placed_bytes(solution.plan)
+        found = dataclasses.replace(solution, budget_bytes=budget_bytes,
+                                    stats={**solution.stats, "placed_peak_bytes": placed_bytes})
+        if closest is None or placed_bytes < closest.stats["placed_peak_bytes"]:
+            closest = found
+        if placed_bytes <= limit_bytes:
+            return found
+        target_bytes = min(target_bytes, solution.peak_bytes) - max(placed_bytes - limit_bytes, int(_LEAST_STEP * spread))
+        if target_bytes <= too_low_bytes:
+            break
+    if closest is None:
+        raise infeasible(prepared, budget_bytes, solver, limits, surplus_bytes)
+    return closest
+
+
+def place_keep_all(prepared: Prepared) -> int:
+    """The peak of keeping everything in whole chunks."""
+    return prepared.placed_bytes(plan_from_order(prepared.graph, prepared.graph.order))
 
 
 def infeasible(prepared: Prepared, budget_bytes: int, solver: Solver, limits: Limits,
-               withheld_bytes: int | None = None) -> InfeasibleBudgetError:
+               surplus_bytes: int = 0) -> InfeasibleBudgetError:
     """The error for a budget that the solver found no plan for: what sets the floor, what works, what would help."""
     graph, residents = prepared.graph, prepared.residents
     floor_bytes, floor_op = structural_floor(graph)
     proven = budget_bytes < floor_bytes
-    reached_bytes = _smallest_reached(prepared, solver, limits, max(budget_bytes - (withheld_bytes or 0), floor_bytes))
-    if withheld_bytes is None:
-        working_bytes = residents.total + math.ceil((reached_bytes - residents.total) / (1 - ALLOWANCE))
-    else:
-        working_bytes = reached_bytes + withheld_bytes
+    reached_bytes = _smallest_reached(prepared, solver, limits, max(budget_bytes - surplus_bytes, floor_bytes))
+    working_bytes = surplus_bytes + reached_bytes + int(_MARGIN * (reached_bytes - residents.total))
     rows = residents.rows()
     if floor_op >= 0:
         rows[f"inputs, outputs and scratch of {graph.ops[floor_op].name}"] = floor_bytes - residents.total
@@ -181,8 +211,8 @@ def infeasible(prepared: Prepared, budget_bytes: int, solver: Solver, limits: Li
              f"The smallest budget known to work is {format_bytes(working_bytes)} ({working_bytes} bytes); keeping everything takes "
              f"{format_bytes(prepared.base.peak_bytes)}.", "What is held at the floor:"]
     lines += [f"  {format_bytes(size):>9}  {label}" for label, size in rows.items()]
-    if withheld_bytes:
-        lines.append(f"  {format_bytes(withheld_bytes):>9}  measured on top by the allocator, which hands out whole chunks")
+    if surplus_bytes:
+        lines.append(f"  {format_bytes(surplus_bytes):>9}  measured on top by the allocator, which hands out whole chunks")
     lines.append(_remedy(residents, budget_bytes))
     lines.append(f"Received: budget of {budget_bytes} bytes")
     return InfeasibleBudgetError("\n".join(lines), budget_bytes, working_bytes, working_bytes == floor_bytes, rows)
@@ -261,15 +291,17 @@ def _residents(model, traced: Traced, graph: Graph, batch_is_there: bool) -> Res
 
 
 def _smallest_reached(prepared: Prepared, solver: Solver, limits: Limits, above_bytes: int) -> int:
-    """The smallest peak above this, up to keep-everything's, for which a quick search finds a plan."""
-    low, high = above_bytes, prepared.base.peak_bytes
+    """The smallest budget above this, up to keep-everything's peak, for which a quick search finds a plan that fits when
+    placed."""
+    low, high = above_bytes, place_keep_all(prepared)
     quick = dataclasses.replace(limits, seconds=_MINIMUM_SEARCH_SHARE * limits.seconds)
     for _ in range(_MINIMUM_SEARCH_STEPS):
         if high - low <= 0.01 * high:
             break
         middle = (low + high) // 2
         found = solvers.solve(prepared.graph, middle, solver, quick)
-        low, high = (low, found.peak_bytes) if found.plan is not None else (middle, high)
+        placed_bytes = prepared.placed_bytes(found.plan) if found.plan is not None else high
+        low, high = (low, placed_bytes) if placed_bytes < high else (middle, high)
     return max(high, above_bytes + 1)
 
 

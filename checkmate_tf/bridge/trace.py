@@ -56,6 +56,12 @@ class Traced:
         """The bytes of what the step closes over: every variable, each once, and captured tensors."""
         return sum(bytes_behind(tensor) for _, tensor in self.captures)
 
+    @property
+    def resident_sizes(self) -> tuple[int, ...]:
+        """The bytes of each variable and captured tensor, and of each part of the batch."""
+        batch = [spec.shape.num_elements() * spec.dtype.size for _, spec in self.arguments]
+        return (*(bytes_behind(tensor) for _, tensor in self.captures), *batch)
+
 
 def flatten_batch(data: Any) -> list[tf.Tensor]:
     """The tensors of a batch in the order in which a traced step takes them; None leaves are left out."""
