@@ -135,8 +135,7 @@ def place(graph: Graph, plan: Plan, resident_sizes: Sequence[int], limit_bytes: 
         temporary = memory.allocate(size)
         memory.allocate(size)
         memory.release(temporary)
-    resident_bytes = memory.held_bytes
-    memory.peak_bytes = 0
+    memory.peak_bytes = resident_bytes = memory.held_bytes
     for _ in range(_ROUNDS):
         _play(graph, plan, memory)
     return Placement(graph.resident_bytes + memory.peak_bytes - resident_bytes, memory.region_bytes)
