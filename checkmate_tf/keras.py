@@ -73,8 +73,8 @@ class Checkmate:
 
     solution: the plan for the largest batch so far, None before the first batch
     estimate: what the step needs without any plan, None before the first batch
-    measured_peak_bytes: the allocator's peak over the first three runs under that plan; None before, and on
-        devices without allocator statistics
+    measured_peak_bytes: the allocator's peak over the runs under that plan; None before, and on devices without
+        allocator statistics
     """
 
     def __init__(self, model, settings: Settings):
@@ -219,6 +219,8 @@ class Checkmate:
             measure.reset_peak()
         outputs = step.run(data)
         peak_bytes = measure.measured_memory()[1]
+        if peak_bytes > before[1] and step.solution is self.solution:
+            self.measured_peak_bytes = max(peak_bytes, self.measured_peak_bytes or 0)
         if peak_bytes > step.solution.budget_bytes:
             with self._lock:
                 self._plan_again(step, peak_bytes)
@@ -231,7 +233,7 @@ class Checkmate:
     def _plan_again(self, step: _Step, peak_bytes: int) -> None:
         over_bytes = peak_bytes - step.solution.budget_bytes
         # What the allocator takes on top differs from plan to plan: each time a larger part of it more is left free.
-        surplus_bytes = int(_SURPLUS_GROWTH ** step.replans * max(over_bytes, peak_bytes - _placed_bytes(step)))
+        surplus_bytes = int(_SURPLUS_GROWTH ** step.replans * max(over_bytes, peak_bytes - step.solution.placed_peak_bytes))
         self._plan_for_less(step, surplus_bytes, f"The step's peak was {format_bytes(peak_bytes)}, {format_bytes(over_bytes)} "
                             "above the budget: the allocator took more than simulated.")
 
@@ -318,10 +320,6 @@ def _carry(step: _Step, prepared: Prepared) -> Solution | None:
     timeline = simulate(new, plan)
     return dataclasses.replace(step.solution, plan=plan, timeline=timeline, base=prepared.base,
                                bound_seconds=prepared.base.seconds, status=Status.FEASIBLE)
-
-
-def _placed_bytes(step: _Step) -> int:
-    return step.solution.stats.get("placed_peak_bytes", step.solution.peak_bytes)
 
 
 def _by_name(op) -> str:

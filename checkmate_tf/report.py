@@ -210,8 +210,8 @@ def _add_residents(table: Table, resident: Mapping[str, int]) -> None:
 
 
 def _add_plan(table: Table, solution: Solution, recomputed: Sequence[tuple[str, int]]) -> None:
-    headroom = solution.budget_bytes - solution.peak_bytes
-    table.add_row("planned peak", format_bytes(solution.peak_bytes), f"{format_bytes(headroom)} under the budget")
+    note = "with the allocator's chunks" if solution.placed_peak_bytes != solution.peak_bytes else ""
+    table.add_row("planned peak", format_bytes(solution.placed_peak_bytes), note)
     again = sum(count - 1 for count in solution.timeline.runs)
     named = [f"{count} {kind}" for kind, count in recomputed[:_KINDS]]
     others = again - sum(count for _, count in recomputed[:_KINDS])

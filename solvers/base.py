@@ -123,6 +123,11 @@ class Solution:
         return self.timeline.peak_bytes if self.timeline is not None else None
 
     @property
+    def placed_peak_bytes(self) -> int | None:
+        """The peak in whole chunks, as the allocator hands them out; the same as `peak_bytes` where nobody looked."""
+        return self.stats.get("placed_peak_bytes", self.peak_bytes)
+
+    @property
     def overhead(self) -> float:
         return self.seconds / self.base_seconds - 1 if self.base_seconds > 0 else 0.0
 
