@@ -30,6 +30,8 @@ def optimize(graph: tf.Graph, graph_def: tf.compat.v1.GraphDef, keep: Sequence[s
     # The default turns AddN into a stateful TemporaryVariable, which could not be recomputed.
     rewrite.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
     rewrite.min_graph_nodes = -1
+    # A second round takes as long as the first one and removes some 2 % of the nodes.
+    rewrite.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE
     rewrite.fail_on_optimizer_errors = False
     return tf_optimizer.OptimizeGraph(config, meta_graph, verbose=False)
 
