@@ -15,6 +15,7 @@ from checkmate_tf.solvers.auto import Auto
 from checkmate_tf.solvers.base import (Answer, Limits, Progress, Solution, Solver, Status, StoppedBy, ignore_progress,
                                        solve)
 from checkmate_tf.solvers.chen import Greedy as ChenGreedy, SquareRoot, articulation_points, forward_ops
+from checkmate_tf.solvers.dtr import Dtr
 from checkmate_tf.solvers.greedy import Greedy
 from checkmate_tf.solvers.ilp import Ilp
 from checkmate_tf.solvers.keep_all import KeepAll
@@ -34,6 +35,7 @@ _SOLVERS = {solver.name: solver for solver in (
     ChenGreedy("chen_greedy", articulation_points),
     SquareRoot("linearized_sqrt", forward_ops),
     ChenGreedy("linearized_greedy", forward_ops),
+    Dtr(),
 )}
 
 
