@@ -17,6 +17,7 @@ from checkmate_tf.solvers.base import (Answer, Limits, Progress, Solution, Solve
 from checkmate_tf.solvers.chen import Greedy as ChenGreedy, SquareRoot, articulation_points, forward_ops
 from checkmate_tf.solvers.dtr import Dtr
 from checkmate_tf.solvers.greedy import Greedy
+from checkmate_tf.solvers.griewank import Griewank
 from checkmate_tf.solvers.ilp import Ilp
 from checkmate_tf.solvers.keep_all import KeepAll
 from checkmate_tf.solvers.rebuild import Rebuild
@@ -35,6 +36,8 @@ _SOLVERS = {solver.name: solver for solver in (
     ChenGreedy("chen_greedy", articulation_points),
     SquareRoot("linearized_sqrt", forward_ops),
     ChenGreedy("linearized_greedy", forward_ops),
+    Griewank("griewank", articulation_points),
+    Griewank("griewank_linearized", forward_ops),
     Dtr(),
 )}
 
