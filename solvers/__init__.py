@@ -20,7 +20,10 @@ from checkmate_tf.solvers.greedy import Greedy
 from checkmate_tf.solvers.griewank import Griewank
 from checkmate_tf.solvers.ilp import Ilp
 from checkmate_tf.solvers.keep_all import KeepAll
+from checkmate_tf.solvers.lower_sets import LowerSets
 from checkmate_tf.solvers.rebuild import Rebuild
+from checkmate_tf.solvers.rockmate import Rockmate
+from checkmate_tf.solvers.rotor import Rotor
 
 __all__ = ["Answer", "Limits", "Progress", "Solution", "Solver", "Status", "StoppedBy", "get", "ignore_progress",
            "names", "solve"]
@@ -38,6 +41,9 @@ _SOLVERS = {solver.name: solver for solver in (
     ChenGreedy("linearized_greedy", forward_ops),
     Griewank("griewank", articulation_points),
     Griewank("griewank_linearized", forward_ops),
+    LowerSets(),
+    Rotor(),
+    Rockmate(),
     Dtr(),
 )}
 

@@ -137,7 +137,12 @@ def greedy_borders(graph: Graph, candidates: Iterable[int], segment_bytes: float
 def recomputing_order(graph: Graph, borders: Set[int]) -> tuple[int, ...]:
     """The order that keeps the borders and the last segment, and recomputes other forward values when needed."""
     last_border = max(borders, default=-1)
-    dropped = {op for op in forward_ops(graph) if op < last_border and op not in borders}
+    return order_without(graph, {op for op in forward_ops(graph) if op < last_border and op not in borders})
+
+
+def order_without(graph: Graph, dropped: Set[int]) -> tuple[int, ...]:
+    """The order that lets go of what these forward ops make, and recomputes it when a backward op asks for it."""
+    dropped = set(dropped)
     last = last_stages(graph)
     order: list[int] = []
     for op in graph.ops:

@@ -74,3 +74,34 @@ def linear_net(layers: int, *, bytes: int = 1, seconds: float = 1.0) -> Graph:
         inputs = [outputs[layer], outputs[layer + 1], *gradient]
         gradient = [builder.op(f"gradient{layer}", inputs, bytes=bytes, seconds=seconds, backward=True)]
     return verify_graph(builder.build())
+
+
+def training_net(seed: int, layers: int = 4) -> Graph:
+    """A net with all that its training step may hold: weights that are read, then overwritten by an update at the end;
+    dropout masks drawn once; skips over one layer; scratch; ops with two outputs; the loss as a result."""
+    choices = random.Random(seed)
+    builder = GraphBuilder(resident_bytes=choices.choice([0, 4]))
+
+    def make(name, inputs, **options):
+        builder.op(name, list(dict.fromkeys(inputs)), bytes=[choices.randint(1, 4), *options.pop("more", ())],
+                   seconds=float(choices.randint(1, 4)), scratch_bytes=choices.choice([0, 0, 1]), **options)
+        return builder.outputs_of(name)[0]
+
+    outputs = [make("stem", [])]
+    weights, masks = [], []
+    for layer in range(layers):
+        weights.append(make(f"weight{layer}", []))
+        inputs = [outputs[-1], weights[-1]]
+        masks.append(make(f"mask{layer}", [], once="a random draw") if choices.random() < 0.3 else None)
+        inputs += [masks[-1]] if masks[-1] is not None else []
+        inputs += [outputs[-2]] if layer and choices.random() < 0.3 else []
+        outputs.append(make(f"layer{layer}", inputs, more=[choices.randint(0, 2)] if choices.random() < 0.3 else []))
+    loss = make("loss", [outputs[-1]])
+    gradient, updates = make("gradient", [loss, outputs[-1]], backward=True), []
+    for layer in range(layers - 1, -1, -1):
+        updates.append((layer, make(f"weight{layer}_gradient", [outputs[layer], gradient], backward=True)))
+        inputs = [outputs[layer + 1], weights[layer], gradient, *([masks[layer]] if masks[layer] is not None else [])]
+        gradient = make(f"gradient{layer}", inputs, backward=True)
+    for layer, weight_gradient in updates:
+        make(f"update{layer}", [weight_gradient, weights[layer]], overwrites=[weights[layer]], once="a write", backward=True)
+    return verify_graph(builder.build([loss]))

@@ -1,0 +1,112 @@
+import math
+
+import pytest
+
+from checkmate_tf import solvers
+from checkmate_tf.ir.graph import GraphBuilder
+from checkmate_tf.ir.simulate import keep_all_timeline, structural_floor
+from checkmate_tf.solvers import chains, rockmate
+from tests import oracle, strategies
+
+CHAIN_SOLVERS = ("rotor", "rockmate")
+
+
+def blocks_of_a_dear_and_a_cheap_op(count):
+    """Blocks x -> dear -> cheap -> x, with skips around each, and gradients that read dear and cheap: all equal."""
+    builder = GraphBuilder()
+    made = [builder.op("x", bytes=2, seconds=1.0)]
+    for block in range(count):
+        dear = builder.op(f"dear{block}", made[-1:], bytes=2, seconds=9.0)
+        cheap = builder.op(f"cheap{block}", [made[-1], dear], bytes=4, seconds=1.0)
+        made += [dear, cheap, builder.op(f"x{block}", [dear, cheap], bytes=2, seconds=4.0)]
+    gradient = builder.op("loss", made[-1:], bytes=2, seconds=1.0)
+    for block in range(count - 1, -1, -1):
+        gradient = builder.op(f"gradient{block}", [*made[3 * block + 1:3 * block + 3], gradient], bytes=2, seconds=1.0,
+                              backward=True)
+    return builder.build()
+
+
+def test_a_linear_net_is_cut_after_every_layer():
+    # Layers 0 1 2 and the loss 3; gradients 4 5 6 of layers 2 1 0. What gradient 2 reads, layer 2 and the loss, is there
+    # in the last stage, and so on: each gradient comes in the stage behind its layer's.
+    stages = chains.chain_of(strategies.linear_net(3), 100)
+    assert [stage.forward for stage in stages] == [(0,), (1,), (2,), (3,)]
+    assert [stage.backward for stage in stages] == [(), (6,), (5,), (4,)]
+    assert [stage.border for stage in stages] == [(0,), (1,), (2,), ()]
+
+
+def test_a_skip_keeps_its_layers_in_one_stage():
+    builder = GraphBuilder()
+    a = builder.op("a", bytes=1)
+    b = builder.op("b", [a], bytes=1)
+    c = builder.op("c", [a, b], bytes=1)
+    d = builder.op("d", [c], bytes=1)
+    builder.op("back", [d], bytes=1, backward=True)
+    assert [stage.forward for stage in chains.chain_of(builder.build(), 100)] == [(0,), (1, 2), (3,)]
+
+
+def test_long_chains_are_merged_evenly():
+    stages = chains.chain_of(strategies.linear_net(40), 6)
+    assert len(stages) == 6 and max(len(stage.forward) for stage in stages) <= 9
+
+
+@pytest.mark.parametrize("layers", [3, 4])
+def test_on_linear_nets_rotor_equals_the_exhaustive_search(layers):
+    graph = strategies.linear_net(layers)
+    for budget in range(structural_floor(graph)[0], keep_all_timeline(graph).peak_bytes):
+        solution = solvers.solve(graph, budget, solvers.get("rotor"))
+        assert solution.seconds == oracle.cheapest(graph, budget, "fixed") < math.inf
+
+
+def test_the_peak_of_a_part_is_what_the_simulator_finds_for_the_whole():
+    for seed in range(100):
+        graph = strategies.random_graph(seed, max_ops=9)
+        found = chains.peak_within(graph, graph.order, frozenset(graph.results), frozenset())
+        assert graph.resident_bytes + found == max(keep_all_timeline(graph).peak_bytes, graph.resident_bytes)
+
+
+def test_a_block_has_an_option_between_everything_and_nothing():
+    # Without `cheap` 4 of a block's 8 bytes (dear 2, cheap 4, x 2) are saved for one second.
+    graph = blocks_of_a_dear_and_a_cheap_op(4)
+    stages = chains.chain_of(graph, 100)
+    options, distinct = rockmate.block_options(graph, stages, rockmate.Rockmate().inner, math.inf,
+                                               solvers.Limits(seconds=0.0))
+    # The first stage is `x` alone, the last the loss; of the four blocks between only the last differs in its gradient.
+    inner = [stage for stage in range(len(stages)) if len(stages[stage].forward) == 3]
+    assert len(inner) == 4 and distinct < len(stages)
+    for stage in inner:
+        keeping = chains.keeping_option(graph, stages[stage])
+        assert any((option.seconds, option.saved_bytes) == (keeping.seconds + 1.0, keeping.saved_bytes - 4)
+                   for option in options[stage])
+
+
+def test_rockmate_is_cheaper_than_rotor_where_blocks_are_mixed():
+    graph = blocks_of_a_dear_and_a_cheap_op(4)
+    budget = keep_all_timeline(graph).peak_bytes - 8
+    rotor, mixed = (solvers.solve(graph, budget, solvers.get(name)) for name in CHAIN_SOLVERS)
+    assert mixed.overhead < rotor.overhead
+
+
+@pytest.mark.parametrize("name", CHAIN_SOLVERS)
+def test_plans_of_training_steps_with_everything_in_them(name):
+    found = 0
+    for seed in range(8):
+        graph = strategies.training_net(seed, 3 + seed % 6)
+        floor_bytes, base_bytes = structural_floor(graph)[0], keep_all_timeline(graph).peak_bytes
+        for budget in (base_bytes - 1, (floor_bytes + base_bytes) // 2):
+            found += solvers.solve(graph, budget, solvers.get(name)).plan is not None
+    assert found > 3
+
+
+@pytest.mark.parametrize("name", CHAIN_SOLVERS)
+def test_without_a_chain_the_fallback_is_named(name):
+    builder = GraphBuilder()
+    first = builder.op("first", bytes=4, seconds=1.0)
+    second = builder.op("second", [first], bytes=4, seconds=1.0)
+    third = builder.op("third", [first, second], bytes=4, seconds=1.0)
+    fourth = builder.op("fourth", [first, third], bytes=8, seconds=1.0)
+    builder.op("back", [first, fourth], bytes=1, seconds=1.0, backward=True)
+    builder.op("more", [second], bytes=1, seconds=1.0, backward=True)
+    graph = builder.build()
+    solution = solvers.solve(graph, keep_all_timeline(graph).peak_bytes - 1, solvers.get(name))
+    assert (solution.stats["stages"], solution.stats["fallback"]) == (2, "chen_greedy")
