@@ -24,6 +24,7 @@ from checkmate_tf.solvers.lower_sets import LowerSets
 from checkmate_tf.solvers.rebuild import Rebuild
 from checkmate_tf.solvers.rockmate import Rockmate
 from checkmate_tf.solvers.rotor import Rotor
+from checkmate_tf.solvers.rounding import Rounding
 
 __all__ = ["Answer", "Limits", "Progress", "Solution", "Solver", "Status", "StoppedBy", "get", "ignore_progress",
            "names", "solve"]
@@ -35,6 +36,7 @@ _SOLVERS = {solver.name: solver for solver in (
     Rebuild(),
     Anneal(),
     Ilp(),
+    Rounding(),
     SquareRoot("chen_sqrt", articulation_points),
     ChenGreedy("chen_greedy", articulation_points),
     SquareRoot("linearized_sqrt", forward_ops),

@@ -90,8 +90,9 @@ class LinearModel:
         self.row_count += 1
 
     def solve(self, engine: Engine, *, seconds: float, gap: float, seed: int,
-              start: Mapping[int, float] | None = None) -> Outcome:
+              start: Mapping[int, float] | None = None, is_relaxed: bool = False) -> Outcome:
         """Runs the engine. `start` is a solution to begin with: values of columns, all integer ones at least.
+        With `is_relaxed` no column need be integer.
 
         The seconds include handing the model over. Raises SolverError if OR-Tools refuses the model.
         """
@@ -99,8 +100,9 @@ class LinearModel:
         low, high = (np.concatenate(parts) for parts in zip(*self._bounds))
         rows, columns, factors = _summed(*(np.concatenate(parts) for parts in zip(*self._entries)))
         answer = _CHILD.ask({"engine": engine.value, "seconds": seconds, "gap": gap, "seed": seed, "lower": lower,
-                             "upper": upper, "cost": cost, "integer": integer, "low": low, "high": high, "rows": rows,
-                             "columns": columns, "factors": factors, "start": dict(start) if start is not None else None},
+                             "upper": upper, "cost": cost, "integer": integer & (not is_relaxed), "low": low, "high": high,
+                             "rows": rows, "columns": columns, "factors": factors,
+                             "start": dict(start) if start is not None else None},
                             seconds + _GRACE_SECONDS)
         if answer is None:
             return Outcome(End.LIMIT, None, -math.inf)

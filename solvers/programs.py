@@ -84,9 +84,9 @@ class StageProgram:
         start |= zip(self._free.ravel().tolist(), matrices.frees(self._graph, runs, kept).ravel().tolist())
         return start | {self._zero: 0, self._one: 1}
 
-    def kept(self, solution: np.ndarray) -> np.ndarray:
-        """S of a solution, bool [T, V]."""
-        return solution[self._kept[:-1]] > 0.5
+    def kept(self, solution: np.ndarray, threshold: float = 0.5) -> np.ndarray:
+        """S of a solution, rounded, bool [T, V]."""
+        return solution[self._kept[:-1]] > threshold
 
     def _add_columns(self) -> None:
         """R  # int [T, N]; S with a last row for the results  # int [T + 1, V]; FREE  # int [T, F]."""
