@@ -25,6 +25,7 @@ from checkmate_tf.solvers.rebuild import Rebuild
 from checkmate_tf.solvers.rockmate import Rockmate
 from checkmate_tf.solvers.rotor import Rotor
 from checkmate_tf.solvers.rounding import Rounding
+from checkmate_tf.solvers.treewidth import Treewidth
 
 __all__ = ["Answer", "Limits", "Progress", "Solution", "Solver", "Status", "StoppedBy", "get", "ignore_progress",
            "names", "solve"]
@@ -46,6 +47,7 @@ _SOLVERS = {solver.name: solver for solver in (
     LowerSets(),
     Rotor(),
     Rockmate(),
+    Treewidth(),
     Dtr(),
 )}
 
