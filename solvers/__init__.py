@@ -19,6 +19,7 @@ from checkmate_tf.solvers.dtr import Dtr
 from checkmate_tf.solvers.greedy import Greedy
 from checkmate_tf.solvers.griewank import Griewank
 from checkmate_tf.solvers.ilp import Ilp
+from checkmate_tf.solvers.intervals import Intervals
 from checkmate_tf.solvers.keep_all import KeepAll
 from checkmate_tf.solvers.lower_sets import LowerSets
 from checkmate_tf.solvers.rebuild import Rebuild
@@ -38,6 +39,7 @@ _SOLVERS = {solver.name: solver for solver in (
     Anneal(),
     Ilp(),
     Rounding(),
+    Intervals(),
     SquareRoot("chen_sqrt", articulation_points),
     ChenGreedy("chen_greedy", articulation_points),
     SquareRoot("linearized_sqrt", forward_ops),

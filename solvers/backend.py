@@ -112,6 +112,48 @@ class LinearModel:
         return Outcome(End(answer["end"]), answer["values"], answer["bound"])
 
 
+class ConstraintModel:
+    """A constraint program in the making, all in integers: linear rows, each under a condition or not, and intervals
+    under one capacity. Minimises a linear cost; solved by CP-SAT."""
+
+    def __init__(self):
+        self._domains: list[tuple[bool, tuple[int, ...]]] = []
+        self._rows: list[tuple] = []
+        self._intervals: list[tuple[int, int, int, int, int]] = []
+
+    def column(self, low: int, high: int) -> int:
+        """Adds a variable between these values, both included; its index."""
+        self._domains.append((False, (low, high)))
+        return len(self._domains) - 1
+
+    def choice(self, values: Sequence[int]) -> int:
+        """Adds a variable that has one of these values; its index."""
+        self._domains.append((True, tuple(values)))
+        return len(self._domains) - 1
+
+    def row(self, terms: Sequence[tuple[int, int]], low: int, high: int, *, condition: int = -1) -> None:
+        """low <= sum of factor * column over the terms (column, factor) <= high, if the condition's column is 1."""
+        self._rows.append((tuple(terms), low, high, condition))
+
+    def interval(self, start: int, presence: int, demand: int, *, end: int = -1, horizon: int = 0) -> None:
+        """Bytes that are held from column `start` to before column `end`, or for 1 without an end, if present."""
+        size = self.column(1, horizon) if end >= 0 else -1
+        self._intervals.append((start, end, size, presence, demand))
+
+    def solve(self, cost: Sequence[tuple[int, int]], capacity: int, *, seconds: float, gap: float, seed: int,
+              workers: int, start: Mapping[int, int] | None = None) -> Outcome:
+        """Runs CP-SAT with the terms of `cost` for an objective, the column `capacity` for a limit, and a hint."""
+        answer = _CHILD.ask({"engine": "cp_sat", "domains": self._domains, "rows": self._rows, "cost": tuple(cost),
+                             "intervals": self._intervals, "capacity": capacity, "seconds": seconds, "gap": gap,
+                             "seed": seed, "workers": workers, "start": dict(start or {})}, seconds + _GRACE_SECONDS)
+        if answer is None:
+            return Outcome(End.LIMIT, None, -math.inf)
+        if "refused" in answer:
+            raise SolverError(f"CP-SAT refused a model of {len(self._domains)} columns and {len(self._rows)} rows. "
+                              f"Received: {answer['refused']}")
+        return Outcome(End(answer["end"]), answer["values"], answer["bound"])
+
+
 class _Child:
     """The process that runs the engines, and the talk with it: one request at a time."""
 

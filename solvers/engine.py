@@ -8,8 +8,9 @@ Everything runs through MathOpt, which drives SCIP and HiGHS with the same model
 is handed over as a protocol buffer filled from NumPy arrays: building it from expression objects takes longer than
 solving it for the larger graphs. Both engines run in one thread.
 
-CP-SAT is not offered: it works in integers, and by the same door it refused models with fractional constants, and cut
-off columns beyond 1e7, after which its bound was above the cost of a plan.
+Constraint models go to CP-SAT by a door of their own. It is not offered for integer programs: it works in integers, and
+by MathOpt's door it refused models with fractional constants, and cut off columns beyond 1e7, after which its bound was
+above the cost of a plan.
 
 A request is a pickled dictionary of arrays and numbers, an answer a pickled dictionary, each behind its length.
 """
@@ -24,6 +25,7 @@ import time
 import numpy as np
 from ortools.math_opt import model_pb2
 from ortools.math_opt.python import mathopt
+from ortools.sat.python import cp_model
 
 _SOLVER_TYPES = {"scip": mathopt.SolverType.GSCIP, "highs": mathopt.SolverType.HIGHS}
 
@@ -50,7 +52,53 @@ def main() -> None:
 _LENGTH = struct.Struct("<Q")
 
 
+_CP_ENDS = {cp_model.OPTIMAL: "optimal", cp_model.INFEASIBLE: "infeasible", cp_model.FEASIBLE: "limit",
+            cp_model.UNKNOWN: "limit"}
+
+
 def _answer(request: dict) -> dict:
+    return _constraint_answer(request) if request["engine"] == "cp_sat" else _linear_answer(request)
+
+
+def _constraint_answer(request: dict) -> dict:
+    started = time.monotonic()
+    model = cp_model.CpModel()
+    columns = [model.new_int_var_from_domain(cp_model.Domain.from_values(domain) if is_list else cp_model.Domain(*domain), "")
+               for is_list, domain in request["domains"]]
+
+    def total(terms):
+        return cp_model.LinearExpr.weighted_sum([columns[column] for column, _ in terms], [factor for _, factor in terms])
+
+    for terms, low, high, condition in request["rows"]:
+        row = model.add_linear_expression_in_domain(total(terms), cp_model.Domain(low, high))
+        if condition >= 0:
+            row.only_enforce_if(columns[condition])
+    intervals, demands = [], []
+    for start, end, size, presence, demand in request["intervals"]:
+        fixed = end < 0
+        intervals.append(model.new_optional_interval_var(
+            columns[start], 1 if fixed else columns[size], columns[start] + 1 if fixed else columns[end],
+            columns[presence], ""))
+        demands.append(demand)
+    model.add_cumulative(intervals, demands, columns[request["capacity"]])
+    model.minimize(total(request["cost"]))
+    for column, value in request["start"].items():
+        model.add_hint(columns[column], value)
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = max(request["seconds"] - (time.monotonic() - started), 0.01)
+    solver.parameters.random_seed = request["seed"]
+    solver.parameters.num_workers = request["workers"]
+    solver.parameters.interleave_search = request["workers"] > 1  # they take turns: the same result each time
+    solver.parameters.relative_gap_limit = request["gap"]
+    status = solver.solve(model)
+    if status == cp_model.MODEL_INVALID:
+        return {"refused": model.validate()}
+    found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    values = np.array([solver.value(column) for column in columns]) if found else None
+    return {"end": _CP_ENDS[status], "values": values, "bound": solver.best_objective_bound}
+
+
+def _linear_answer(request: dict) -> dict:
     started = time.monotonic()
     model_parameters = mathopt.ModelSolveParameters()
     try:
