@@ -16,6 +16,7 @@ from checkmate_tf.solvers.base import (Answer, Limits, Progress, Solution, Solve
                                        solve)
 from checkmate_tf.solvers.chen import Greedy as ChenGreedy, SquareRoot, articulation_points, forward_ops
 from checkmate_tf.solvers.dtr import Dtr
+from checkmate_tf.solvers.fastsa import FastSA
 from checkmate_tf.solvers.greedy import Greedy
 from checkmate_tf.solvers.griewank import Griewank
 from checkmate_tf.solvers.ilp import Ilp
@@ -51,6 +52,7 @@ _SOLVERS = {solver.name: solver for solver in (
     Rockmate(),
     Treewidth(),
     Dtr(),
+    FastSA(),
 )}
 
 

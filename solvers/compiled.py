@@ -11,7 +11,7 @@ import pathlib
 
 import numba
 
-_FILES = ("compiled.py", "slots.py", "drops.py", "moves.py")
+_FILES = ("compiled.py", "slots.py", "drops.py", "moves.py", "fastsa.py")
 _STAMP = hashlib.sha256(b"".join(pathlib.Path(__file__).with_name(name).read_bytes() for name in _FILES)).hexdigest()
 
 
