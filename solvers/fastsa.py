@@ -1,6 +1,6 @@
 """FastSA as published: annealing by single insertions, removals and rotations. A yardstick for `anneal`.
 
-Imanishi, Xu, Takagi, Wang and Castillo, "A heuristic to optimize time-space tradeoff for large models", NeurIPS 2023. An
+Imanishi, Xu, Takagi, Wang and Castillo, "A fast heuristic to optimize time-space tradeoff for large models", NeurIPS 2023. An
 order lies in many more slots than it has runs. A move adds a run of a random op in a random empty slot, removes a random
 run, or rotates: it moves one to an empty slot. With the first run of each op free to move as well, the order is found
 along with the recomputations. What is minimised is

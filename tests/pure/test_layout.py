@@ -24,7 +24,7 @@ PARTS = {"ir": {"ir"}, "solvers": {"ir", "solvers"}, "profiles": {"ir", "profile
 WORLD = {"ir": {"numpy"}, "solvers": {"numpy", "numba"}, "profiles": {"numpy"},
          "bridge": {"numpy", "tensorflow", "keras"},
          "top": {"numpy", "pandas", "matplotlib", "tensorflow", "keras", *WITH_KERAS}, "front": set()}
-DOORS = {pathlib.Path("solvers/engine.py"): {"ortools"}}
+DOORS = {pathlib.Path("solvers/engine.py"): {"ortools"}, pathlib.Path("solvers/compare.py"): {"rich"}}
 
 
 def part_of(path):

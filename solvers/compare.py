@@ -1,0 +1,207 @@
+"""The table of all solvers: what each makes of some instances within some budgets, with published numbers beside.
+
+    python -m checkmate_tf.solvers.compare INSTANCE.json... --budgets 0.9,0.7,0.5 --time-limit 10 --output table.csv
+
+One row for each instance, budget and solver. Every plan has passed the simulator: none above its budget is in the table
+as a plan. Solvers are run one after the other, in this process. Published rows come from `published.json`, which says where
+from; they were taken on other machines, with other notions of the peak, and to one digit.
+
+Below stands, for each solver, the geometric mean of its cost over the reference's: over the least known cost in the table,
+or the cost of `--reference SOLVER`, as in Checkmate's table 2. A mean over the budgets where a solver finds a plan
+flatters those that give up early, so its coverage stands beside: plans found of those that somebody here found.
+"""
+
+import argparse
+import csv
+import dataclasses
+import json
+import math
+import pathlib
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from checkmate_tf.ir.errors import CheckmateError
+from checkmate_tf.ir.graph import Graph, load_instance
+from checkmate_tf.ir.simulate import keep_all_timeline
+from checkmate_tf.ir.verify import verify_graph
+from checkmate_tf.solvers import Limits, get, names, solve
+from checkmate_tf.solvers.__main__ import budget_from_text
+
+_PUBLISHED = pathlib.Path(__file__).with_name("published.json")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A line of the table. What does not exist is None; `is_published` means that nothing was run.
+
+    budget, peak: shares of the peak of keeping everything; overhead, bound: shares of its cost beyond it; bound_scope: which
+    plans the bound holds for, "" for all; seconds: of solving
+    """
+
+    instance: str
+    budget: float
+    solver: str
+    status: str
+    feasible: bool
+    cost: float | None
+    overhead: float | None
+    peak: float | None
+    bound: float | None
+    bound_scope: str
+    seconds: float
+    is_published: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """A solver over the whole table: the geometric mean of cost / reference, and how many of the cases it has a plan for."""
+
+    solver: str
+    ratio: float | None
+    covered: int
+    cases: int
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; the exit code."""
+    options = _parser().parse_args(arguments)
+    console = Console()
+    try:
+        rows = []
+        for row in _rows(options):
+            print(_line(row), file=sys.stderr)
+            rows.append(row)
+        print_table(console, rows, options.reference)
+        if options.output is not None:
+            write(options.output, rows)
+    except CheckmateError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    return 1 if any(row.status.startswith("error") for row in rows) else 0
+
+
+def compare(graph: Graph, instance: str, budget_bytes: int, budget: float, solvers: Iterable[str],
+            limits: Limits) -> Iterator[Row]:
+    """A row for each solver. A solver that breaks a promise gets a row that says so, not a plan."""
+    base = keep_all_timeline(graph)
+    for name in solvers:
+        started = time.monotonic()
+        try:
+            solution = solve(graph, budget_bytes, get(name), limits)
+        except CheckmateError as error:
+            yield Row(instance, budget, name, f"error: {error}", False, None, None, None, None, "",
+                      time.monotonic() - started)
+            continue
+        has_plan = solution.plan is not None
+        has_bound = solution.bound_seconds > solution.base_seconds
+        yield Row(instance, budget, name, solution.status.value, has_plan, solution.seconds if has_plan else None,
+                  solution.overhead if has_plan else None, solution.peak_bytes / max(base.peak_bytes, 1) if has_plan else None,
+                  solution.bound_seconds / solution.base_seconds - 1 if has_bound else None,
+                  solution.stats.get("bound_scope", "") if has_bound else "", solution.stats["solve_seconds"])
+
+
+def published(instance: str, budget: float, base_seconds: float) -> Iterator[Row]:
+    """The published numbers for this instance and budget."""
+    for plan in json.loads(_PUBLISHED.read_text())["plans"]:
+        if plan["instance"] == instance and math.isclose(plan["budget"], budget):
+            overhead = plan["overhead_percent"] / 100
+            status = f"{plan['order']} order" if plan["feasible"] else f"{plan['order']} order, over the budget"
+            yield Row(instance, budget, plan["method"], status, plan["feasible"], base_seconds * (1 + overhead), overhead, None,
+                      None, "", plan["seconds"], True)
+
+
+def summaries(rows: Sequence[Row], reference: str | None = None) -> list[Summary]:
+    """For each solver that was run its mean ratio and its coverage, in the order of the rows."""
+    costs: dict[tuple[str, float], list[float]] = {}
+    for row in rows:
+        if row.feasible and not row.is_published and reference in (None, row.solver):
+            costs.setdefault((row.instance, row.budget), []).append(row.cost)
+    found = []
+    for solver in dict.fromkeys(row.solver for row in rows if not row.is_published):
+        ratios = [row.cost / min(costs[row.instance, row.budget]) for row in rows
+                  if row.solver == solver and row.feasible and min(costs.get((row.instance, row.budget), [0.0])) > 0]
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
+        found.append(Summary(solver, mean, len(ratios), len(costs)))
+    return found
+
+
+def print_table(console: Console, rows: Sequence[Row], reference: str | None = None) -> None:
+    """All rows, and below the summaries."""
+    table = Table("instance", "budget", "solver", "cost", "overhead", "peak", "feasible", "bound", "seconds",
+                  title="Solvers. Published rows in brackets; a bound marked * holds for the given order")
+    for column in table.columns[3:]:
+        column.justify = "right"
+    case = None
+    for row in rows:
+        if case not in (None, (row.instance, row.budget)):
+            table.add_section()
+        case = (row.instance, row.budget)
+        table.add_row(row.instance, f"{row.budget:.3g}", f"[{row.solver}]".replace("[", r"\[") if row.is_published
+                      else row.solver, _text(row.cost, "{:.6g}"), _text(row.overhead, "{:.3%}"), _text(row.peak, "{:.1%}"),
+                      "yes" if row.feasible else row.status, _text(row.bound, "{:.3%}") + ("*" if row.bound_scope else ""),
+                      f"{row.seconds:.2f}")
+    console.print(table)
+    table = Table("solver", f"cost / {reference or 'least known'}", "coverage",
+                  title="Geometric means over the budgets where a plan was found, and how many those are")
+    for summary in summaries(rows, reference):
+        table.add_row(summary.solver, _text(summary.ratio, "{:.4f}"), f"{summary.covered}/{summary.cases}")
+    console.print(table)
+
+
+def write(path: pathlib.Path, rows: Sequence[Row]) -> None:
+    """The rows as JSON, or else as comma-separated values, by the file's name."""
+    lines = [dataclasses.asdict(row) for row in rows]
+    if path.suffix == ".json":
+        path.write_text(json.dumps(lines, indent=1, allow_nan=False) + "\n")
+        return
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [field.name for field in dataclasses.fields(Row)])
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m checkmate_tf.solvers.compare",
+                                     description="Runs solvers on instances and prints the table.")
+    parser.add_argument("instances", type=pathlib.Path, nargs="+", metavar="INSTANCE.json")
+    parser.add_argument("--budgets", default="0.9,0.7,0.5", help="fractions of the keep-everything peak, or absolute")
+    parser.add_argument("--solvers", default=",".join(names()), help=f"some of {', '.join(names())}")
+    parser.add_argument("--reference", choices=names(), help="the solver whose cost the ratios are to")
+    parser.add_argument("--time-limit", type=float, default=10.0, metavar="SECONDS")
+    parser.add_argument("--threads", type=int, default=Limits().threads)
+    parser.add_argument("--seed", type=int, default=Limits().seed)
+    parser.add_argument("--output", type=pathlib.Path, help="a .csv or .json file")
+    return parser
+
+
+def _rows(options: argparse.Namespace) -> Iterator[Row]:
+    solvers = [name for name in options.solvers.split(",") if name]
+    for name in solvers:
+        get(name)
+    limits = Limits(seconds=options.time_limit, threads=options.threads, seed=options.seed)
+    for path in options.instances:
+        graph = verify_graph(load_instance(path))
+        instance = json.loads(path.read_text()).get("name", path.stem)
+        base = keep_all_timeline(graph)
+        for text in options.budgets.split(","):
+            budget_bytes = budget_from_text(text, base.peak_bytes)
+            budget = float(text) if float(text) <= 1 else budget_bytes / max(base.peak_bytes, 1)
+            yield from compare(graph, instance, budget_bytes, budget, solvers, limits)
+            yield from published(instance, budget, base.seconds)
+
+
+def _line(row: Row) -> str:
+    return (f"{row.instance} {row.budget:.3g} {row.solver}: {row.status}, overhead {_text(row.overhead, '{:.3%}')}, "
+            f"{row.seconds:.2f} s")
+
+
+def _text(number: float | None, form: str) -> str:
+    return "-" if number is None else form.format(number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
