@@ -100,8 +100,8 @@ class LinearModel:
         low, high = (np.concatenate(parts) for parts in zip(*self._bounds))
         rows, columns, factors = _summed(*(np.concatenate(parts) for parts in zip(*self._entries)))
         answer = _CHILD.ask({"engine": engine.value, "seconds": seconds, "gap": gap, "seed": seed, "lower": lower,
-                             "upper": upper, "cost": cost, "integer": integer & (not is_relaxed), "low": low, "high": high,
-                             "rows": rows, "columns": columns, "factors": factors,
+                             "upper": upper, "cost": cost, "integer": integer & (not is_relaxed), "low": low,
+                             "high": high, "rows": rows, "columns": columns, "factors": factors,
                              "start": dict(start) if start is not None else None},
                             seconds + _GRACE_SECONDS)
         if answer is None:

@@ -1,7 +1,7 @@
 """A training step as a chain of stages, and the exact dynamic programme over its persistent schedules.
 
-`chain_of` cuts the forward pass after every op past which nothing but its own outputs goes on: the *borders*. Stage i is
-what lies between two borders, with the backward ops that read it. For each stage there are options (`rotor` has one,
+`chain_of` cuts the forward pass after every op past which nothing but its own outputs goes on: the *borders*. Stage i
+is what lies between two borders, with the backward ops that read it. For each stage there are options (`rotor` has one,
 `rockmate` many): run forward keeping something for the backward ops, run these later, perhaps with some recomputation.
 
 The programme is Beaumont et al.'s ("Optimal checkpointing for heterogeneous chains: how to train deep neural networks
@@ -137,12 +137,14 @@ def peak_within(graph: Graph, ops: Sequence[int], needed_after: Set[int], outsid
     peak = held
     for index in reversed(ops):
         op = graph.ops[index]
+        dying = (value for value in op.reuses if value not in live and value not in outside)
+        taken_over = max((graph.values[value].bytes for value in dying), default=0)
         unused = [value for value in op.outputs if value not in live]
         for value in (*unused, *op.inputs):
             if value not in live:
                 live.add(value)
                 held += graph.values[value].bytes if value not in outside else 0
-        peak = max(peak, held + op.scratch_bytes)
+        peak = max(peak, held + op.scratch_bytes - taken_over)
         for value in op.outputs:
             live.discard(value)
             held -= graph.values[value].bytes if value not in outside else 0

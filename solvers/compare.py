@@ -2,13 +2,13 @@
 
     python -m checkmate_tf.solvers.compare INSTANCE.json... --budgets 0.9,0.7,0.5 --time-limit 10 --output table.csv
 
-One row for each instance, budget and solver. Every plan has passed the simulator: none above its budget is in the table
-as a plan. Solvers are run one after the other, in this process. Published rows come from `published.json`, which says where
-from; they were taken on other machines, with other notions of the peak, and to one digit.
+One row for each instance, budget and solver. Every plan has passed the simulator: none above its budget is in the
+table as a plan. Solvers are run one after the other, in this process. Published rows come from `published.json`, which
+says where from; they were taken on other machines, with other notions of the peak, and to one digit.
 
-Below stands, for each solver, the geometric mean of its cost over the reference's: over the least known cost in the table,
-or the cost of `--reference SOLVER`, as in Checkmate's table 2. A mean over the budgets where a solver finds a plan
-flatters those that give up early, so its coverage stands beside: plans found of those that somebody here found.
+Below stands, for each solver, the geometric mean of its cost over the reference's: over the least known cost in the
+table, or the cost of `--reference SOLVER`, as in Checkmate's table 2. A mean over the budgets where a solver finds a
+plan flatters those that give up early, so its coverage stands beside: plans found of those that somebody here found.
 """
 
 import argparse
@@ -38,8 +38,8 @@ _PUBLISHED = pathlib.Path(__file__).with_name("published.json")
 class Row:
     """A line of the table. What does not exist is None; `is_published` means that nothing was run.
 
-    budget, peak: shares of the peak of keeping everything; overhead, bound: shares of its cost beyond it; bound_scope: which
-    plans the bound holds for, "" for all; seconds: of solving
+    budget, peak: shares of the peak of keeping everything; overhead, bound: shares of its cost beyond it; bound_scope:
+    which plans the bound holds for, "" for all; seconds: of solving
     """
 
     instance: str
@@ -58,7 +58,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """A solver over the whole table: the geometric mean of cost / reference, and how many of the cases it has a plan for."""
+    """A solver over the whole table: the geometric mean of cost / reference, and for how many cases it has a plan."""
 
     solver: str
     ratio: float | None
@@ -99,7 +99,8 @@ def compare(graph: Graph, instance: str, budget_bytes: int, budget: float, solve
         has_plan = solution.plan is not None
         has_bound = solution.bound_seconds > solution.base_seconds
         yield Row(instance, budget, name, solution.status.value, has_plan, solution.seconds if has_plan else None,
-                  solution.overhead if has_plan else None, solution.peak_bytes / max(base.peak_bytes, 1) if has_plan else None,
+                  solution.overhead if has_plan else None,
+                  solution.peak_bytes / max(base.peak_bytes, 1) if has_plan else None,
                   solution.bound_seconds / solution.base_seconds - 1 if has_bound else None,
                   solution.stats.get("bound_scope", "") if has_bound else "", solution.stats["solve_seconds"])
 
@@ -110,8 +111,8 @@ def published(instance: str, budget: float, base_seconds: float) -> Iterator[Row
         if plan["instance"] == instance and math.isclose(plan["budget"], budget):
             overhead = plan["overhead_percent"] / 100
             status = f"{plan['order']} order" if plan["feasible"] else f"{plan['order']} order, over the budget"
-            yield Row(instance, budget, plan["method"], status, plan["feasible"], base_seconds * (1 + overhead), overhead, None,
-                      None, "", plan["seconds"], True)
+            yield Row(instance, budget, plan["method"], status, plan["feasible"], base_seconds * (1 + overhead), overhead,
+                      None, None, "", plan["seconds"], True)
 
 
 def summaries(rows: Sequence[Row], reference: str | None = None) -> list[Summary]:
@@ -140,10 +141,10 @@ def print_table(console: Console, rows: Sequence[Row], reference: str | None = N
         if case not in (None, (row.instance, row.budget)):
             table.add_section()
         case = (row.instance, row.budget)
-        table.add_row(row.instance, f"{row.budget:.3g}", f"[{row.solver}]".replace("[", r"\[") if row.is_published
-                      else row.solver, _text(row.cost, "{:.6g}"), _text(row.overhead, "{:.3%}"), _text(row.peak, "{:.1%}"),
-                      "yes" if row.feasible else row.status, _text(row.bound, "{:.3%}") + ("*" if row.bound_scope else ""),
-                      f"{row.seconds:.2f}")
+        solver = rf"\[{row.solver}]" if row.is_published else row.solver
+        bound = _text(row.bound, "{:.3%}") + ("*" if row.bound_scope else "")
+        table.add_row(row.instance, f"{row.budget:.3g}", solver, _text(row.cost, "{:.6g}"), _text(row.overhead, "{:.3%}"),
+                      _text(row.peak, "{:.1%}"), "yes" if row.feasible else row.status, bound, f"{row.seconds:.2f}")
     console.print(table)
     table = Table("solver", f"cost / {reference or 'least known'}", "coverage",
                   title="Geometric means over the budgets where a plan was found, and how many those are")

@@ -7,8 +7,8 @@ cost of its op, s its staleness, and e* the evicted values around it (those it w
 that would have to be remade from it, through evicted ones only), the paper's heuristics are:
 
     dtr     (c + sum of c over e*) / (m s)
-    eq      the same with e* as the union-find components of evicted values next to it; a value that is remade leaves its
-            component's cost but not its links (the paper's phantom connections)
+    eq      the same with e* as the union-find components of evicted values next to it; a value that is remade leaves
+            its component's cost but not its links (the paper's phantom connections)
     local   c / (m s)         lru   1 / s          size   1 / m
     msps    (c + sum of c over the evicted values it would be remade from) / m
 
@@ -20,8 +20,8 @@ truly let go, once nothing that was evicted and is needed depends on them.
 The eviction is greedy, and whether it gets through is not monotone in the budget; so a few budgets below the given one
 are tried as well, with either staleness, and the cheapest plan that fits is taken. Why not only the paper's "dtr":
 walking e* for every candidate at every eviction touches up to a hundred times more values than "eq", by the authors'
-count, and is no better on their graphs. No bound comes from here. With little memory DTR thrashes: an attempt that has run 20 times as many
-ops as there are is given up, as is one that finds nothing to evict.
+count, and is no better on their graphs. No bound comes from here. With little memory DTR thrashes: an attempt that has
+run 20 times as many ops as there are is given up, as is one that finds nothing to evict.
 
 The tests replay evictions worked out by hand, and judge all plans with the simulator.
 """

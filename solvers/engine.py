@@ -63,8 +63,10 @@ def _answer(request: dict) -> dict:
 def _constraint_answer(request: dict) -> dict:
     started = time.monotonic()
     model = cp_model.CpModel()
-    columns = [model.new_int_var_from_domain(cp_model.Domain.from_values(domain) if is_list else cp_model.Domain(*domain), "")
-               for is_list, domain in request["domains"]]
+    columns = []
+    for is_list, values in request["domains"]:
+        domain = cp_model.Domain.from_values(values) if is_list else cp_model.Domain(*values)
+        columns.append(model.new_int_var_from_domain(domain, ""))
 
     def total(terms):
         return cp_model.LinearExpr.weighted_sum([columns[column] for column, _ in terms], [factor for _, factor in terms])

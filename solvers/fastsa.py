@@ -1,9 +1,9 @@
 """FastSA as published: annealing by single insertions, removals and rotations. A yardstick for `anneal`.
 
-Imanishi, Xu, Takagi, Wang and Castillo, "A fast heuristic to optimize time-space tradeoff for large models", NeurIPS 2023. An
-order lies in many more slots than it has runs. A move adds a run of a random op in a random empty slot, removes a random
-run, or rotates: it moves one to an empty slot. With the first run of each op free to move as well, the order is found
-along with the recomputations. What is minimised is
+Imanishi, Xu, Takagi, Wang and Castillo, "A fast heuristic to optimize time-space tradeoff for large models", NeurIPS
+2023. An order lies in many more slots than it has runs. A move adds a run of a random op in a random empty slot,
+removes a random run, or rotates: it moves one to an empty slot. With the first run of each op free to move as well, the
+order is found along with the recomputations. What is minimised is
 
     max(budget, peak) * cost
 
@@ -11,9 +11,10 @@ so that a schedule over the budget is worth the more the nearer it comes, and on
 temperature falls geometrically from 0.1 % of the objective to a ten thousandth of that.
 
 Values live from their run to their last use before the next one, so each move changes the lives of an op's outputs and
-inputs only. The paper keeps the bytes in a segment tree, here they are in the blocks of `slots`: the peak is the largest
-of the blocks' maxima. Left out are the paper's first stage on grouped ops and the smoothed maximum. `moves_per_second`
-turns the time limit into a number of moves, so that the search is the same on every machine that keeps up.
+inputs only. The paper keeps the bytes in a segment tree, here they are in the blocks of `slots`: the peak is the
+largest of the blocks' maxima. Left out are the paper's first stage on grouped ops and the smoothed maximum.
+`moves_per_second` turns the time limit into a number of moves, so that the search is the same on every machine that
+keeps up.
 
 Why `anneal` does otherwise: that a value is dropped between two uses takes one insertion, but dropping a chain takes
 many that are each bad alone; and the peak is blind to all overflow but the worst. No bound comes from here. The tests

@@ -76,7 +76,7 @@ def snapshot_counts(most: int) -> tuple[int, ...]:
 
 
 def split(steps: int, snapshots: int) -> int:
-    """Where to leave the next of this many snapshots, the start not counted, so that reversing takes the fewest advances."""
+    """Where to leave the next of this many snapshots, the start not counted, to reverse with the fewest advances."""
     snapshots += 1
     repetitions = 1
     while math.comb(snapshots + repetitions, snapshots) < steps:

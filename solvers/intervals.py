@@ -7,19 +7,20 @@ has a start s, a presence a, and for each value an end e; with T events
     each present run reads each input from a present run of its producer with s_u + 1 <= s_v and s_v + 1 <= e_u.
 
 That is O(C n) integers, where Checkmate's program has O(n^2) binaries. As in the paper's code, events come in stages:
-in stage j op k <= j may start at event j (j + 1) / 2 + k only, and first runs are fixed to the end of their stages. So no
-two runs start together, and the plans are Checkmate's stage plans with at most C runs an op. As the paper does, first the
-memory is brought down to the budget, whatever it costs (phase 1), then the cost (phase 2, hinted with what phase 1 has
-found). Which run serves which is said with a Boolean for each pair of runs along an edge, in place of the paper's
-`reservoir`: CP-SAT proves small cases several times faster that way.
+in stage j op k <= j may start at event j (j + 1) / 2 + k only, and first runs are fixed to the end of their stages. So
+no two runs start together, and the plans are Checkmate's stage plans with at most C runs an op. As the paper does,
+first the memory is brought down to the budget, whatever it costs (phase 1), then the cost (phase 2, hinted with what
+phase 1 has found). Which run serves which is said with a Boolean for each pair of runs along an edge, in place of the
+paper's `reservoir`: CP-SAT proves small cases several times faster that way.
 
-What it leaves on the table. C = 2, the default and the paper's choice, is a restriction: VGG19's published instance at 80
-% costs 4.9 % with it and 2.8 % without. So the optimum CP-SAT proves is one of the restricted problem only; `stats` has its bound
-as `restricted_bound_seconds`, `bound_seconds` stays empty, and its "infeasible" is an "unknown". Costs are rounded to
-1e-6 of the total. Beyond some hundred ops, or where memory is tight, it finds little in a minute; the paper had 16 cores
-and an hour. One worker proves the small published instances two to ten times sooner than eight that share its thread,
-and several threads would end elsewhere each time. The tests compare with the
-exhaustive search over stage plans on graphs where no op needs to run more often than C.
+What it leaves on the table. C = 2, the default and the paper's choice, is a restriction: VGG19's published instance at
+80 % costs 4.9 % with it and 2.8 % without. So what CP-SAT proves is about the restricted problem only; `stats` has its
+bound as `restricted_bound_seconds`, `bound_seconds` stays empty, and its "infeasible" is an "unknown" with
+`no_such_plan`: none in stages of this order with so few runs, and without outputs that take over an input's memory,
+which the program knows nothing of. Costs are rounded to 1e-6 of the total. Beyond some hundred ops, or where memory is
+tight, it finds little in a minute; the paper had 16 cores and an hour. One worker proves the small published instances
+two to ten times sooner than eight that share its thread, and several threads would end elsewhere each time. The tests
+compare with the exhaustive search over stage plans on graphs where no op needs to run more often than C.
 """
 
 import dataclasses
@@ -44,7 +45,7 @@ _SHARE_OF_PHASE_1 = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Intervals:
-    """most_runs: the paper's C; start: an order to begin with; workers: of CP-SAT; max_ops: larger graphs are not tried."""
+    """most_runs: the paper's C; start: an order to begin with; workers: of CP-SAT; max_ops: larger ones are not tried."""
 
     most_runs: int = 2
     start: tuple[int, ...] | None = None
@@ -71,7 +72,7 @@ class Intervals:
             stats["phases"] = phase
             stopped_by = StoppedBy.TIME if outcome.end is End.LIMIT else StoppedBy.DONE
             if outcome.end is End.INFEASIBLE:
-                stats["no_such_plan"] = True  # none with so few runs, in stages of this order
+                stats["no_such_plan"] = True
                 break
             if outcome.values is None:
                 break

@@ -6,7 +6,8 @@ members are made from; its boundary is what is read outside of it. A chain of lo
 the plan that keeps the boundaries and, backwards, recomputes the rest of each block V_i = L_i - L_(i-1) but the last
 once. Where Chen's borders are single ops, a boundary may be any cut: U-Nets have none of one op, and many small ones.
 
-The dynamic programme runs over pairs (L, overhead so far) and keeps the least bytes cached so far. From L to a larger L'
+The dynamic programme runs over pairs (L, overhead so far) and keeps the least bytes cached so far. From L to a larger
+L'
 
     overhead  grows by the time of V' outside the boundary of L' (nothing for the last block)
     cached    grows by the bytes of the boundary of L' that are not in L
@@ -22,7 +23,8 @@ when they are asked for, and only those.
 
 Not done: recomputing gradients, recomputing a value twice (see `griewank`), or keeping a value without a boundary that
 holds it. Overheads are counted in 1/100, rounded, of the forward time, and once a plan is found of its overhead. Cost:
-pairs of sets times 100, in NumPy: a second or two for 350 ops. No bound comes from here. The tests compare with all chains of lower sets of small graphs.
+pairs of sets times 100, in NumPy: a second or two for 350 ops. No bound comes from here. The tests compare with all
+chains of lower sets of small graphs.
 """
 
 import dataclasses

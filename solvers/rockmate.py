@@ -16,8 +16,8 @@ The paper's rk-Checkmate, an integer program, is here the greedy planner, which 
 in a thousandth of the time; any solver can be given as `inner`. Over the chain, `chains` is exact.
 
 What it leaves on the table: a block is passed over as a whole, and schedules are persistent. Where there is no chain of
-blocks, the fallback is rotor's. No bound comes from here. The tests make sure that an option exists which none of rotor's
-equals, that equal blocks are solved once, and judge all plans with the simulator.
+blocks, the fallback is rotor's. No bound comes from here. The tests make sure that an option exists which none of
+rotor's equals, that equal blocks are solved once, and judge all plans with the simulator.
 """
 
 import dataclasses
@@ -112,7 +112,7 @@ def block_graph(graph: Graph, stage: Stage) -> tuple[Graph, list[int]]:
             ops.append(Op(number, name, "block", read, made, once="the rest of the net"))
         else:
             ops.append(Op(number, str(number), "block", read, made, seconds=op.seconds, scratch_bytes=op.scratch_bytes,
-                          once=op.once, backward=op.backward))
+                          once=op.once, backward=op.backward, reuses=tuple(index_of[value] for value in op.reuses)))
 
     own = {value for op in (*stage.forward, *stage.backward) for value in graph.ops[op].outputs}
     early = sorted({value for op in stage.forward for value in graph.ops[op].inputs if value not in own} | stage.reads)
@@ -128,7 +128,8 @@ def block_graph(graph: Graph, stage: Stage) -> tuple[Graph, list[int]]:
     return Graph(tuple(ops), tuple(values), results), [-1, *stage.forward, -1, *stage.backward]
 
 
-def _orders(block: Graph, inner: Solver, deadline: float, limits: Limits) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _orders(block: Graph, inner: Solver, deadline: float,
+            limits: Limits) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """The forward and backward parts of the block's plans at a grid of budgets."""
     rest = next(op.index for op in block.ops if op.name == "rest")
     held = keep_all_timeline(block).live_bytes
@@ -174,5 +175,6 @@ def _undominated(options: Sequence[Option]) -> list[Option]:
 
 def _signature(block: Graph) -> tuple:
     """Everything about a block but the names."""
-    return (tuple((op.inputs, op.outputs, op.seconds, op.scratch_bytes, op.once is not None, op.backward) for op in block.ops),
+    return (tuple((op.inputs, op.outputs, op.seconds, op.scratch_bytes, op.once is not None, op.backward,
+                   op.reuses) for op in block.ops),
             tuple(value.bytes for value in block.values), block.results)

@@ -1,19 +1,21 @@
 """Two-phase rounding: Checkmate's integer program without the integers, and the cheapest plan for what it keeps.
 
-Jain et al., MLSys 2020, section 5 and Algorithm 2. (1) Solve the linear relaxation of eq. 9 with the budget (1 - eps) M.
-(2) Round S alone: what is kept more than a threshold is kept. (3) and (4) R follows from S: `cheapest_runs` runs what S
-asks for and nothing more. Rounding R and S together hardly ever gives a plan; R made for S always does. It need not fit:
-FREE and U follow by simulation, and a plan over the budget is thrown away.
+Jain et al., MLSys 2020, section 5 and Algorithm 2. (1) Solve the linear relaxation of eq. 9 with the budget (1 - eps)
+M. (2) Round S alone: what is kept more than a threshold is kept. (3) and (4) R follows from S: `cheapest_runs` runs
+what S asks for and nothing more. Rounding R and S together hardly ever gives a plan; R made for S always does. It need
+not fit: FREE and U follow by simulation, and a plan over the budget is thrown away.
 
-The paper takes eps = 0.1 and the threshold 0.5, and suggests a search. Here each eps is a linear program and is tried with
-19 thresholds; the cheapest plan that fits is the answer. The program is that of `programs.py`, whose rows are a little
-tighter than the paper's (7c): in full up to `exact_ops` ops, beyond that without FREE and U, with only the memory rows
-that hold for every plan in this order. HiGHS solves it, in a second for 70 ops, four for 180, and most of a minute for
-350. PDLP, a first-order method that others take for large ones, was tried: at a tolerance of 1e-4 it calls keeping and
-running nothing a solution, and at 1e-6 it has none within a minute where HiGHS takes four seconds.
+The paper takes eps = 0.1 and the threshold 0.5, and suggests a search. Here each eps is a linear program and is tried
+with 19 thresholds; the cheapest plan that fits is the answer. The program is that of `programs.py`, whose rows are a
+little tighter than the paper's (7c): in full up to `exact_ops` ops, beyond that without FREE and U, with only the
+memory rows that hold for every plan in this order. HiGHS solves it, in a second for 70 ops, four for 180, and most of a
+minute for 350. PDLP, a first-order method that others take for large ones, was tried: at a tolerance of 1e-4 it calls
+keeping and running nothing a solution, and at 1e-6 it has none within a minute where HiGHS takes four seconds.
 
-What else had to be added: what must not run again (`once`, overwritten inputs) is kept from its last stage on, whatever
-the relaxation says; and runs whose values nobody reads, which an S rounded value by value can ask for, are left out.
+Where little memory is left, all plans are over the budget: the paper's table leaves such budgets out of its means. Here
+the smallest of them are repaired by `fit`, and `stats` says `repaired`. What else had to be added: what must not run
+again (`once`, overwritten inputs) is kept from its last stage on, whatever the relaxation says; and runs whose values
+nobody reads, which an S rounded value by value can ask for, are left out.
 
 `bound_seconds` comes from the relaxation with the whole budget, where it has no FREE: then it holds for
 all plans whose first runs come in the given order (`bound_scope`). With FREE and U it holds for stage plans alone, and
@@ -34,12 +36,14 @@ from checkmate_tf.ir.simulate import keep_all_timeline, simulate
 from checkmate_tf.solvers import matrices
 from checkmate_tf.solvers.backend import End, Engine
 from checkmate_tf.solvers.base import Answer, Limits, Progress, Report, StoppedBy
+from checkmate_tf.solvers.fit import fitted
 from checkmate_tf.solvers.ilp import BOUND_SCOPE
 from checkmate_tf.solvers.programs import StageProgram
 
 _MARGINS = (0.0, 0.1, 0.05, 0.2, 0.02, 0.35)  # eps; with none comes the bound, 0.1 is the paper's
 _THRESHOLDS = tuple(step / 20 for step in range(1, 20))
 _BOUND_SLACK = 1e-6
+_REPAIRS, _REPAIR_SECONDS = 20, 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Rounding:
         is_exact = len(graph.ops) <= self.exact_ops
         stages = range(matrices.stage_count(graph)) if is_exact else ()
         best, best_seconds, bound_seconds, stopped_by = None, math.inf, None, StoppedBy.DONE
+        too_large: list[tuple[int, tuple[int, ...]]] = []
         stats: dict = {"whole_program": is_exact, "programs": 0, "plans": 0, "over_budget": 0}
         for margin in _MARGINS:
             if time.monotonic() > deadline:
@@ -88,12 +93,18 @@ class Rounding:
                 stats["plans"] += 1
                 if timeline.peak_bytes > budget_bytes:
                     stats["over_budget"] += 1
+                    too_large.append((timeline.peak_bytes, order))
                 elif timeline.seconds < best_seconds:
                     best, best_seconds = order, timeline.seconds
                     stats |= {"eps": margin}
                     report(Progress(best_seconds, bound_seconds or graph.seconds, time.monotonic() - started))
                 if time.monotonic() > deadline and best is not None:
                     break
+        for _, order in sorted(too_large)[:_REPAIRS] if best is None else ():
+            order = fitted(graph, order, budget_bytes, deadline + _REPAIR_SECONDS)
+            timeline = simulate(graph, plan_from_order(graph, order))
+            if timeline.peak_bytes <= budget_bytes and timeline.seconds < best_seconds:
+                best, best_seconds, stats["repaired"] = order, timeline.seconds, True
         return Answer(best, stopped_by, bound_seconds, stats=stats)
 
 

@@ -2,9 +2,9 @@
 
 Kumar, Purohit, Svitkina, Vee and Wang, "Efficient rematerialization for deep networks", NeurIPS 2019. Read as an
 undirected graph, a training step is like a ladder: forward ops on one side, gradients on the other, rungs between, cut
-anywhere by a few ops. A tree decomposition has such cuts for bags. With k + 1 ops a bag and a balanced bag taken out again
-and again there are O(log n) levels, and the schedule below holds one bag a level, and what is being read: O(k log n)
-values. The price is time: each op of a bag has all that it reads from the parts made anew, n^O(log k) runs.
+anywhere by a few ops. A tree decomposition has such cuts for bags. With k + 1 ops a bag and a balanced bag taken out
+again and again there are O(log n) levels, and the schedule below holds one bag a level, and what is being read: O(k log
+n) values. The price is time: each op of a bag has all that it reads from the parts made anew, n^O(log k) runs.
 
 1. Tree decomposition by min-fill elimination: the op whose neighbours lack the fewest edges among themselves goes next,
    its bag is itself and its neighbours, which become a clique.
@@ -13,19 +13,19 @@ values. The price is time: each op of a bag has all that it reads from the parts
 3. schedule(part with bag X, wanted W): for each op of X that W is made from, in order: schedule what it reads in each
    child, run it, let go of what was read. Then the same for what W wants of the children. At the end let go of X but W.
    A leaf runs what W is made from in order.
-4. Post-pass: with memory to spare, runs are cancelled, dearest first, as long as everything fits (`drops.tidy`). Where
+4. Post-pass: with memory to spare, runs are cancelled, dearest first, as long as everything fits (`fit`). Where
    a little is lacking, because bags are counted in ops and not in bytes, the greedy planner goes over it first.
 
-The pathwidth form has only two levels: ops are laid out in a line with few edges across any place, cuts at even distance
-are the root's bag, the pieces between are leaves: with sqrt(n) pieces O(k sqrt n) values and each piece run but a few
-times. All depths and numbers of pieces in powers of two are tried, up to orders of `most_runs` runs an op on average; of
-the plans that fit the cheapest is taken. Where everybody else fails for want of memory this may still find a plan, with
-many recomputations; it knows nothing about costs or bytes before step 4, where most of them go again. On random graphs, whose treewidth is in the
-hundreds, it is of no use.
+The pathwidth form has only two levels: ops are laid out in a line with few edges across any place, cuts at even
+distance are the root's bag, the pieces between are leaves: with sqrt(n) pieces O(k sqrt n) values and each piece run
+but a few times. All depths and numbers of pieces in powers of two are tried, up to orders of `most_runs` runs an op on
+average; of the plans that fit the cheapest is taken. Where everybody else fails for want of memory this may still find
+a plan, with many recomputations; it knows nothing about costs or bytes before step 4, where most of them go again. On
+random graphs, whose treewidth is in the hundreds, it is of no use.
 
 Not the paper's: ops that run once stay, since nothing else is possible, and what must come before what is up to
-`demand`. No bound comes from here. The tests check bags and separators against their definitions, the memory on long nets
-against O(k log n), and judge all plans with the simulator.
+`demand`. No bound comes from here. The tests check bags and separators against their definitions, the memory on long
+nets against O(k log n), and judge all plans with the simulator.
 """
 
 import dataclasses
@@ -34,16 +34,12 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.plan import plan_from_order
 from checkmate_tf.ir.simulate import keep_all_timeline, simulate
-from checkmate_tf.solvers import drops, greedy, slots
 from checkmate_tf.solvers.base import Answer, Limits, Progress, Report, StoppedBy
 from checkmate_tf.solvers.demand import Player
-
-_LONGEST_TO_TIDY = 40_000
+from checkmate_tf.solvers.fit import fitted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +74,7 @@ class Treewidth:
                 continue
             peak_bytes = simulate(graph, plan_from_order(graph, order)).peak_bytes
             stats["smallest_peak_bytes"] = min(stats["smallest_peak_bytes"], peak_bytes)
-            order = cancelled(graph, order, budget_bytes, deadline)
+            order = fitted(graph, order, budget_bytes, deadline)
             timeline = simulate(graph, plan_from_order(graph, order))
             if timeline.peak_bytes <= budget_bytes and timeline.seconds < best_seconds:
                 best, best_seconds, stats["form"] = order, timeline.seconds, form
@@ -185,20 +181,6 @@ def pieces(near: Sequence[int], order: Sequence[int], count: int) -> Part:
     return Part(everything, bag, children) if bag else Part(everything, everything)
 
 
-def cancelled(graph: Graph, order: Sequence[int], budget_bytes: int, deadline: float = math.inf) -> tuple[int, ...]:
-    """The order without the recomputations that the budget does not ask for; it still may not fit."""
-    if len(order) > _LONGEST_TO_TIDY:
-        return tuple(order)
-    problem = slots.problem_from(graph)
-    schedule = slots.schedule_from(problem, order, budget_bytes - graph.resident_bytes, slots_per_step=3)
-    if schedule.counters[slots.OVERFLOW] > 0:
-        candidates = drops.candidates_of(problem)
-        greedy.lower(problem, schedule, candidates, np.ones(len(candidates)), 0.1, deadline)
-    if schedule.counters[slots.OVERFLOW] == 0:
-        drops.tidy(problem, schedule)
-    return tuple(slots.order_of(schedule).tolist())
-
-
 def bits(number: int) -> Iterator[int]:
     """The places of the ones, ascending."""
     while number:
@@ -227,7 +209,8 @@ def _separated(bags, tree, nodes: list[int], ops: int, depth: int) -> Part:
     if len(order) < len(nodes):  # the decomposition of an unconnected graph is a forest
         rest = [node for node in nodes if node not in above]
         mine = sum(1 << node for node in order) & ops
-        return Part(ops, 0, (_separated(bags, tree, order, mine, depth), _separated(bags, tree, rest, ops & ~mine, depth)))
+        return Part(ops, 0, (_separated(bags, tree, order, mine, depth),
+                             _separated(bags, tree, rest, ops & ~mine, depth)))
     weight = {node: ops >> node & 1 for node in order}
     for node in reversed(order[1:]):
         weight[above[node]] += weight[node]

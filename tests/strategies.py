@@ -103,5 +103,6 @@ def training_net(seed: int, layers: int = 4) -> Graph:
         inputs = [outputs[layer + 1], weights[layer], gradient, *([masks[layer]] if masks[layer] is not None else [])]
         gradient = make(f"gradient{layer}", inputs, backward=True)
     for layer, weight_gradient in updates:
-        make(f"update{layer}", [weight_gradient, weights[layer]], overwrites=[weights[layer]], once="a write", backward=True)
+        make(f"update{layer}", [weight_gradient, weights[layer]], overwrites=[weights[layer]], once="a write",
+             backward=True)
     return verify_graph(builder.build([loss]))

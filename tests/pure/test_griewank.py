@@ -48,9 +48,9 @@ def test_snapshots_stand_where_an_advance_leaves_them():
 
 
 def test_a_net_of_three_layers_without_snapshots_starts_anew_for_each_gradient():
-    # Layers 0 1 2, loss 3, gradients 4 5 6 of layers 2 1 0. Steps end at 0, 1, 2; the last is the loss with what it reads.
-    # Gradient 2 reads layer 2 and the loss. Gradient 1 reads layers 1 and 2 and misses 1: from the start again. Gradient 0
-    # reads layers 0 and 1, and 0 is there because segment 1 reads it.
+    # Layers 0 1 2, loss 3, gradients 4 5 6 of layers 2 1 0. Steps end at 0, 1, 2; the last is the loss with what it
+    # reads. Gradient 2 reads layer 2 and the loss. Gradient 1 reads layers 1 and 2 and misses 1: from the start again.
+    # Gradient 0 reads layers 0 and 1, and 0 is there because segment 1 reads it.
     graph = strategies.linear_net(3)
     assert griewank.revolving_order(graph, forward_ops(graph), 0) == (0, 1, 2, 3, 4, 0, 1, 5, 6)
     # With one more layer: gradients 5 6 7 8 of layers 3 2 1 0.

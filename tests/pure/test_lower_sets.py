@@ -52,8 +52,8 @@ def test_the_pruned_family_of_a_diamond_misses_no_set_of_ancestors_and_no_beginn
 def every_chain(graph):
     """The orders of all chains of lower sets, by plain enumeration."""
     forward = forward_ops(graph)
-    readers = {op: [reader.index for reader in graph.ops if any(graph.values[value].producer == op for value in reader.inputs)]
-               for op in forward}
+    readers = {op: [reader.index for reader in graph.ops
+                    if any(graph.values[value].producer == op for value in reader.inputs)] for op in forward}
     sets = [frozenset(subset) for size in range(len(forward) + 1) for subset in itertools.combinations(forward, size)
             if all(graph.values[value].producer in subset for op in subset for value in graph.ops[op].inputs)]
     whole = frozenset(forward)
@@ -89,7 +89,8 @@ def test_plans_of_training_steps_with_everything_in_them():
     for seed in range(8):
         graph = strategies.training_net(seed, 3 + seed % 6)
         for share in (0.6, 0.9):
-            found += solvers.solve(graph, int(share * keep_all_timeline(graph).peak_bytes), solvers.get("lower_sets")).plan is not None
+            budget = int(share * keep_all_timeline(graph).peak_bytes)
+            found += solvers.solve(graph, budget, solvers.get("lower_sets")).plan is not None
     assert found > 2
 
 

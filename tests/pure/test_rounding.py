@@ -58,7 +58,7 @@ def test_whatever_is_rounded_the_order_is_a_plan(seed):
 
 
 def test_ratios_to_the_optimum_are_within_those_of_the_paper():
-    """Table 2 prints 1.00 to 1.06 for five nets, over the budgets where rounding finds a plan. Here it must find one for each."""
+    """Table 2 prints 1.00 to 1.06 for five nets, over the budgets where rounding finds a plan. Here: for each."""
     graph = strategies.linear_net(12)
     ratios = []
     for budget in range(7, keep_all_timeline(graph).peak_bytes):
