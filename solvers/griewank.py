@@ -58,7 +58,10 @@ class Griewank:
             if time.monotonic() - started > limits.seconds:
                 stopped_by = StoppedBy.TIME
                 break
-            order = revolving_order(graph, candidates, snapshots)
+            order = revolving_order(graph, candidates, snapshots, started + limits.seconds)
+            if order is None:
+                stopped_by = StoppedBy.TIME
+                break
             timeline = simulate(graph, plan_from_order(graph, order))
             if timeline.peak_bytes <= budget_bytes and timeline.seconds < best_seconds:
                 best, best_seconds, best_snapshots = order, timeline.seconds, snapshots
@@ -95,8 +98,12 @@ def places(start: int, end: int, snapshots: int) -> list[int]:
     return found
 
 
-def revolving_order(graph: Graph, candidates: Sequence[int], snapshots: int) -> tuple[int, ...]:
-    """Runs forward leaving snapshots, then backward, advancing from the nearest one whenever values are missing."""
+def revolving_order(graph: Graph, candidates: Sequence[int], snapshots: int,
+                    deadline: float = math.inf) -> tuple[int, ...] | None:
+    """Runs forward leaving snapshots, then backward, advancing from the nearest one whenever values are missing.
+
+    None when time.monotonic() reaches the deadline.
+    """
     forward = forward_ops(graph)
     borders = sorted(op for op in candidates if op != forward[-1])
     segment = {op: bisect.bisect_left(borders, op) for op in forward}
@@ -114,6 +121,8 @@ def revolving_order(graph: Graph, candidates: Sequence[int], snapshots: int) -> 
             missing = [value for value in op.inputs if not player.held[value]
                        and graph.values[value].producer in segment]
             if missing:
+                if time.monotonic() > deadline:
+                    return None
                 current = max(segment[graph.values[value].producer] for value in missing)
                 left = [place for place in left if place <= current]
                 start = left[-1] if left else 0

@@ -2,7 +2,7 @@
 
 Jain et al., MLSys 2020, eq. 9 in its frontier-advancing form; `programs.py` writes it down. Given the order of first
 runs it decides for every stage what is kept and what runs again. One of OR-Tools' integer solvers does the work,
-starting from the best of a given order, keep-everything and Chen's heuristics.
+starting from the best of a given order, keep-everything, chains of lower sets and Chen's heuristics.
 
 What the optimum is worth. An optimal S keeps nothing that its stage neither uses nor passes on, and then the paper's U
 is what `simulate` finds: eq. 9 gives the cheapest of all *stage plans*, in which between two first runs each op runs
@@ -43,11 +43,13 @@ from checkmate_tf.solvers.backend import End, Engine, Outcome
 from checkmate_tf.solvers.base import Answer, Limits, Progress, Report, StoppedBy, ignore_progress
 from checkmate_tf.solvers.chen import Greedy, articulation_points, forward_ops
 from checkmate_tf.solvers.keep_all import KeepAll
+from checkmate_tf.solvers.lower_sets import LowerSets
 from checkmate_tf.solvers.programs import StageProgram
 
 BOUND_SCOPE = "plans whose first runs come in the given order"
 
-_STARTS = (KeepAll(), Greedy("chen_greedy", articulation_points), Greedy("linearized_greedy", forward_ops))
+_STARTS = (KeepAll(), LowerSets(), Greedy("chen_greedy", articulation_points), Greedy("linearized_greedy", forward_ops))
+_START_SHARE = 0.1     # of the time, for each of them
 _ROUNDING = 1e-6  # what an engine's bound may be off by
 
 
@@ -84,8 +86,9 @@ class _Search:
 
     def run(self) -> Answer:
         self._offer(self._options.start)
+        limits = dataclasses.replace(self._limits, seconds=_START_SHARE * self._limits.seconds)
         for solver in _STARTS:
-            self._offer(solver.search(self._graph, self._budget_bytes, self._limits, ignore_progress).order)
+            self._offer(solver.search(self._graph, self._budget_bytes, limits, ignore_progress).order)
         stopped_by = StoppedBy.DONE if self._is_proved() else self._solve_rounds()
         bound_seconds = self._bound_seconds
         if self._seconds < bound_seconds <= self._seconds * (1 + _ROUNDING):

@@ -13,8 +13,9 @@ L'
     cached    grows by the bytes of the boundary of L' that are not in L
     and       cached so far + the bytes of V' + its gradients <= the budget
 
-    lower_sets         all lower sets where there are at most `most_sets`, as in the paper's exact algorithm; otherwise
-                       the sets of all ancestors of one op, and the first ops in the given order, its approximate one
+    exact         all lower sets where there are at most `most_sets`
+    approximate   otherwise the sets of all ancestors of one op (the paper's), and the first ops in the given order; on
+                  large graphs an even choice of twice `most_sets` of these
 
 The memory of a block is the paper's estimate, with the gradients' share read from the backward ops; what counts is the
 simulator. So the programme is solved for budgets below and above the given one, and of all overheads it finds the
@@ -62,8 +63,8 @@ class LowerSets:
             return Answer(None, StoppedBy.DONE, stats={"sets": 0})
         family = all_lower_sets(graph, forward, self.most_sets)
         is_exact = family is not None
-        family = family if family is not None else pruned_lower_sets(graph, forward)
-        programme = _Programme(graph, forward, family)
+        family = family if family is not None else _thinned(pruned_lower_sets(graph, forward), 2 * self.most_sets)
+        programme = _Programme(graph, forward, family, deadline)
         best, best_seconds, tried, stopped_by = None, math.inf, set(), StoppedBy.DONE
         forward_seconds = sum(graph.ops[op].seconds for op in forward)
         rounds = [(aim, is_fine) for is_fine in (False, True) for aim in _AIMS]
@@ -83,6 +84,8 @@ class LowerSets:
                 if timeline.peak_bytes <= budget_bytes and timeline.seconds < best_seconds:
                     best, best_seconds = order, timeline.seconds
                     report(Progress(best_seconds, graph.seconds, time.monotonic() - started))
+        if time.monotonic() > deadline:
+            stopped_by = StoppedBy.TIME
         return Answer(best, stopped_by, stats={"sets": len(family), "all_sets": is_exact, "plans": len(tried)})
 
 
@@ -113,11 +116,17 @@ def pruned_lower_sets(graph: Graph, forward: Sequence[int]) -> np.ndarray:
     return family[np.argsort(family.sum(axis=1), kind="stable")]
 
 
+def _thinned(family: np.ndarray, most: int) -> np.ndarray:
+    """At most about so many of the sets, evenly by size, the last one among them."""
+    return family[np.unique(np.linspace(0, len(family) - 1, most).astype(np.int64))] if len(family) > most else family
+
+
 class _Programme:
     """The dynamic programme over a family of lower sets, sorted by size; the last one is everything."""
 
-    def __init__(self, graph: Graph, forward: Sequence[int], family: np.ndarray):
+    def __init__(self, graph: Graph, forward: Sequence[int], family: np.ndarray, deadline: float):
         self._graph, self._forward, self._family = graph, np.array(forward), family
+        self._deadline = deadline
         place = {op: number for number, op in enumerate(forward)}
         count = len(forward)
         self._bytes = np.array([sum(graph.values[value].bytes for value in graph.ops[op].outputs) for op in forward])
@@ -166,6 +175,8 @@ class _Programme:
         kept_bytes = self._boundary.astype(np.int64) * size
         kept_seconds = self._boundary * self._seconds
         for to in range(count):
+            if time.monotonic() > self._deadline:
+                break
             is_last = to == count - 1
             inside = sets[:to]
             smaller = np.flatnonzero(~(inside & ~sets[to]).any(axis=1))

@@ -67,7 +67,8 @@ class Rockmate:
                 stats = {"stages": len(stages), "distinct_blocks": distinct, "options": sum(map(len, options))}
                 report(Progress(seconds, graph.seconds, time.monotonic() - started))
         if best is None:
-            return rotor.fallback(graph, budget_bytes, limits, report, len(chains.chain_of(graph, self.blocks[0])))
+            return rotor.fallback(graph, budget_bytes, limits, report, started,
+                                  len(chains.chain_of(graph, self.blocks[0])))
         return Answer(best, StoppedBy.DONE if all_in_time else StoppedBy.TIME, stats=stats)
 
 

@@ -42,18 +42,19 @@ class Rotor:
             return Answer(graph.order, StoppedBy.DONE)
         stages = chains.chain_of(graph, self.most_stages)
         if len(stages) < 3:
-            return fallback(graph, budget_bytes, limits, report, len(stages))
+            return fallback(graph, budget_bytes, limits, report, started, len(stages))
         options = [[chains.keeping_option(graph, stage)] for stage in stages]
         deadline = started + limits.seconds
         order, seconds, in_time = chains.first_fit(
             graph, chains.schedules(graph, stages, options, budget_bytes, deadline), budget_bytes, deadline)
         if order is None:
-            return fallback(graph, budget_bytes, limits, report, len(stages))
+            return fallback(graph, budget_bytes, limits, report, started, len(stages))
         report(Progress(seconds, graph.seconds, time.monotonic() - started))
         return Answer(order, StoppedBy.DONE if in_time else StoppedBy.TIME, stats={"stages": len(stages)})
 
 
-def fallback(graph: Graph, budget_bytes: int, limits: Limits, report: Report, stages: int) -> Answer:
-    """What to answer when the chain has none."""
-    answer = _FALLBACK.search(graph, budget_bytes, limits, report)
+def fallback(graph: Graph, budget_bytes: int, limits: Limits, report: Report, started: float, stages: int) -> Answer:
+    """What to answer when the chain has none, in the time that is left."""
+    left = dataclasses.replace(limits, seconds=max(started + limits.seconds - time.monotonic(), 0.0))
+    answer = _FALLBACK.search(graph, budget_bytes, left, report)
     return dataclasses.replace(answer, stats={"stages": stages, "fallback": _FALLBACK.name})

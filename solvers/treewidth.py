@@ -140,8 +140,8 @@ def separator_tree(bags: Sequence[int], parents: Sequence[int], depth: int) -> P
     return _separated(bags, tree, list(range(len(bags))), (1 << len(bags)) - 1, depth)
 
 
-def line(near: Sequence[int]) -> list[int]:
-    """The ops in an order in which few of those before any place have neighbours behind it."""
+def line(near: Sequence[int], deadline: float = math.inf) -> list[int] | None:
+    """The ops in an order in which few of those before any place have neighbours behind it; None when it takes long."""
     count = len(near)
     unplaced = [near[op].bit_count() for op in range(count)]
     placed, order, frontier = 0, [], set()
@@ -153,6 +153,8 @@ def line(near: Sequence[int]) -> list[int]:
             closed = sum(unplaced[other] == 1 for other in bits(near[op] & placed))
             return (unplaced[op] > 0) - closed, op
 
+        if time.monotonic() > deadline:
+            return None
         op = min(frontier, key=growth)
         frontier.remove(op)
         order.append(op)
@@ -241,9 +243,9 @@ def _parts(graph: Graph, deadline: float, stats: dict) -> Iterator[tuple[str, Pa
     if not graph.ops:
         return
     near = neighbours(graph)
-    order = line(near)
+    order = line(near, deadline)
     count = 2
-    while count <= len(graph.ops) // 2:
+    while order is not None and count <= len(graph.ops) // 2:
         yield f"path of {count}", pieces(near, order, count)
         count *= 2
     found = decomposition(near, deadline)
