@@ -34,6 +34,7 @@ from checkmate_tf.solvers.demand import Player
 
 _UNITS = 500
 _ROOM = 1.25  # of the budget, up to which the programme is solved
+_TRIES = 12   # schedules looked at around the ones that fit
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -151,30 +152,43 @@ def peak_within(graph: Graph, ops: Sequence[int], needed_after: Set[int], outsid
     return peak
 
 
-def schedules(graph: Graph, stages: Sequence[Stage], options: Sequence[Sequence[Option]], budget_bytes: int,
-              deadline: float) -> Iterator[tuple[int, ...]]:
-    """Orders of growing cost and falling memory, beginning above the budget; none when the time is over before."""
+def first_fit(graph: Graph, stages: Sequence[Stage], options: Sequence[Sequence[Option]], budget_bytes: int,
+              deadline: float) -> tuple[tuple[int, ...] | None, float, bool]:
+    """The cheapest schedule that fits, its seconds, and whether there was time to look.
+
+    The programme's schedules are tried from above the budget on down, by bisection: memory mostly falls with m, and a few
+    neighbours are looked at where it does not.
+    """
     table = _Table(graph, stages, options, budget_bytes)
     if not table.fill(deadline):
-        return
-    last_seconds = None
-    for units in range(table.units, -1, -1):
-        seconds = table.seconds(units)
-        if np.isfinite(seconds) and (last_seconds is None or seconds > last_seconds * (1 + 1e-12)):
-            last_seconds = seconds
-            yield play(graph, stages, table.actions(units))
+        return None, math.inf, False
+    units = [table.units]
+    for smaller in range(table.units, -1, -1):
+        if table.seconds(smaller) > table.seconds(units[-1]) * (1 + 1e-12):
+            units.append(smaller)
+    units = [number for number in units if math.isfinite(table.seconds(number))]
+    known: dict[int, tuple[tuple[int, ...], float] | None] = {}
 
+    def fits(place: int) -> bool:
+        if place not in known and time.monotonic() <= deadline:
+            order = play(graph, stages, table.actions(units[place]))
+            timeline = simulate(graph, plan_from_order(graph, order))
+            known[place] = (order, timeline.seconds) if timeline.peak_bytes <= budget_bytes else None
+        return known.get(place) is not None
 
-def first_fit(graph: Graph, orders: Iterator[tuple[int, ...]], budget_bytes: int,
-              deadline: float) -> tuple[tuple[int, ...] | None, float, bool]:
-    """The first order that fits, its seconds, and whether there was time to look."""
-    for order in orders:
-        timeline = simulate(graph, plan_from_order(graph, order))
-        if timeline.peak_bytes <= budget_bytes:
-            return order, timeline.seconds, True
-        if time.monotonic() > deadline:
-            return None, np.inf, False
-    return None, np.inf, time.monotonic() <= deadline
+    last = len(units) - 1
+    tries = [last, *(last * step // _TRIES for step in range(_TRIES - 1, 0, -1))]
+    high = next((place for place in tries if units and fits(place)), None)
+    if high is None:
+        return None, math.inf, time.monotonic() <= deadline
+    low = 0
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle + 1, high)
+    for place in range(high, max(high - _TRIES, -1), -1):
+        fits(place)
+    order, seconds = min((found for found in known.values() if found is not None), key=lambda found: found[1])
+    return order, seconds, time.monotonic() <= deadline
 
 
 def play(graph: Graph, stages: Sequence[Stage], actions: Sequence[Action]) -> tuple[int, ...]:

@@ -15,6 +15,9 @@ that no other beats in time and bytes at once. Equal blocks, and deep nets are f
 The paper's rk-Checkmate, an integer program, is here the greedy planner, which on such small graphs is nearly as good
 in a thousandth of the time; any solver can be given as `inner`. Over the chain, `chains` is exact.
 
+How fine the blocks are cut is tried three ways: few large ones leave more to the inner solver, which may keep part of a
+block, many small ones more to the chain, which may run a part of it again and again.
+
 What it leaves on the table: a block is passed over as a whole, and schedules are persistent. Where there is no chain of
 blocks, the fallback is rotor's. No bound comes from here. The tests make sure that an option exists which none of
 rotor's equals, that equal blocks are solved once, and judge all plans with the simulator.
@@ -41,7 +44,7 @@ class Rockmate:
     """blocks: at most how many the chain is cut into, one attempt each; inner: the solver for the options, and its
     seconds for each. Without any the greedy planner makes one attempt of fifty drops, the same on every machine."""
 
-    blocks: tuple[int, ...] = (100, 16)
+    blocks: tuple[int, ...] = (8, 16, 100)
     inner: Solver = Greedy(attempts=1)
     inner_seconds: float = 0.0
     name: str = "rockmate"
@@ -59,8 +62,7 @@ class Rockmate:
             options_deadline = time.monotonic() + _SHARE_OF_TIME * (deadline - time.monotonic()) / len(self.blocks)
             options, distinct = block_options(graph, stages, self.inner, options_deadline,
                                               dataclasses.replace(limits, seconds=self.inner_seconds))
-            order, seconds, in_time = chains.first_fit(
-                graph, chains.schedules(graph, stages, options, budget_bytes, deadline), budget_bytes, deadline)
+            order, seconds, in_time = chains.first_fit(graph, stages, options, budget_bytes, deadline)
             all_in_time = all_in_time and in_time
             if seconds < best_seconds:
                 best, best_seconds = order, seconds
@@ -68,7 +70,7 @@ class Rockmate:
                 report(Progress(seconds, graph.seconds, time.monotonic() - started))
         if best is None:
             return rotor.fallback(graph, budget_bytes, limits, report, started,
-                                  len(chains.chain_of(graph, self.blocks[0])))
+                                  len(chains.chain_of(graph, max(self.blocks))))
         return Answer(best, StoppedBy.DONE if all_in_time else StoppedBy.TIME, stats=stats)
 
 

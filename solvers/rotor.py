@@ -45,8 +45,7 @@ class Rotor:
             return fallback(graph, budget_bytes, limits, report, started, len(stages))
         options = [[chains.keeping_option(graph, stage)] for stage in stages]
         deadline = started + limits.seconds
-        order, seconds, in_time = chains.first_fit(
-            graph, chains.schedules(graph, stages, options, budget_bytes, deadline), budget_bytes, deadline)
+        order, seconds, in_time = chains.first_fit(graph, stages, options, budget_bytes, deadline)
         if order is None:
             return fallback(graph, budget_bytes, limits, report, started, len(stages))
         report(Progress(seconds, graph.seconds, time.monotonic() - started))
