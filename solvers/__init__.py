@@ -3,6 +3,9 @@
     from checkmate_tf import solvers
     solvers.names()                                  # what there is
     solvers.solve(graph, budget_bytes, solvers.get("greedy"), solvers.Limits(seconds=10))
+
+`auto` is what users get. Beside it and its parts (greedy, rebuild, anneal) every planner of the literature has a place,
+one file an idea; `python -m checkmate_tf.solvers.compare` makes the table of them all.
 """
 
 if __name__ != "checkmate_tf.solvers":
