@@ -31,6 +31,7 @@ from checkmate_tf.ir.verify import verify_graph
 from checkmate_tf.solvers import Limits, get, names, solve
 from checkmate_tf.solvers.__main__ import budget_from_text
 
+_WIDTH = 140  # of a table that goes to a file
 _PUBLISHED = pathlib.Path(__file__).with_name("published.json")
 
 
@@ -69,7 +70,7 @@ class Summary:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; the exit code."""
     options = _parser().parse_args(arguments)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     try:
         rows = []
         for row in _rows(options):
