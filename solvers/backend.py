@@ -90,16 +90,18 @@ class LinearModel:
         self.row_count += 1
 
     def solve(self, engine: Engine, *, seconds: float, gap: float, seed: int,
-              start: Mapping[int, float] | None = None, is_relaxed: bool = False) -> Outcome:
+              start: Mapping[int, float] | None = None, is_relaxed: bool = False,
+              child: "Child | None" = None) -> Outcome:
         """Runs the engine. `start` is a solution to begin with: values of columns, all integer ones at least.
         With `is_relaxed` no column need be integer.
 
-        The seconds include handing the model over. Raises SolverError if OR-Tools refuses the model.
+        The seconds include handing the model over. Everybody shares one process but who brings a `child` of their own.
+        Raises SolverError if OR-Tools refuses the model.
         """
         lower, upper, cost, integer = (np.concatenate(parts) for parts in zip(*self._columns))
         low, high = (np.concatenate(parts) for parts in zip(*self._bounds))
         rows, columns, factors = _summed(*(np.concatenate(parts) for parts in zip(*self._entries)))
-        answer = _CHILD.ask({"engine": engine.value, "seconds": seconds, "gap": gap, "seed": seed, "lower": lower,
+        answer = (child or _CHILD).ask({"engine": engine.value, "seconds": seconds, "gap": gap, "seed": seed, "lower": lower,
                              "upper": upper, "cost": cost, "integer": integer & (not is_relaxed), "low": low,
                              "high": high, "rows": rows, "columns": columns, "factors": factors,
                              "start": dict(start) if start is not None else None},
@@ -154,12 +156,13 @@ class ConstraintModel:
         return Outcome(End(answer["end"]), answer["values"], answer["bound"])
 
 
-class _Child:
+class Child:
     """The process that runs the engines, and the talk with it: one request at a time."""
 
     def __init__(self):
         self._lock = threading.Lock()
         self._process: subprocess.Popen | None = None
+        self._is_cancelled = False
 
     def ask(self, request: dict, seconds: float) -> dict | None:
         """The child's answer, or None where it takes longer than that. Raises SolverError if the child dies."""
@@ -169,6 +172,8 @@ class _Child:
                 self.stop()
                 self._process = subprocess.Popen([sys.executable, "-P", str(_ENGINE)], stdin=subprocess.PIPE,
                                                  stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            if self._is_cancelled:
+                self._process.kill()
             try:
                 with concurrent.futures.ThreadPoolExecutor(1) as reader:
                     try:
@@ -189,6 +194,13 @@ class _Child:
             self._process.communicate()
             self._process = None
 
+    def cancel(self) -> None:
+        """From another thread: ends what is being solved and refuses what comes; both are a SolverError there."""
+        self._is_cancelled = True
+        process = self._process
+        if process is not None:
+            process.kill()
+
     def _talk(self, request: dict) -> dict:
         message = pickle.dumps(request)
         self._process.stdin.write(_LENGTH.pack(len(message)) + message)
@@ -196,7 +208,7 @@ class _Child:
         return pickle.loads(self._process.stdout.read(*_LENGTH.unpack(self._process.stdout.read(_LENGTH.size))))
 
 
-_CHILD = _Child()
+_CHILD = Child()
 atexit.register(_CHILD.stop)
 
 
