@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from checkmate_tf.ir.graph import Graph, Op
+from checkmate_tf.ir.graph import Graph
 
 SCOPES = ("fixed", "any")
 
@@ -32,11 +32,6 @@ class Phases:
     @property
     def count(self) -> int:
         return len(self.cuts) + 1
-
-
-def need_bytes(graph: Graph, op: Op) -> int:
-    """What certainly is held while the op runs: what it reads and makes, and its scratch; without the resident bytes."""
-    return op.scratch_bytes + sum(graph.values[value].bytes for value in {*op.inputs, *op.outputs})
 
 
 def predecessors(graph: Graph) -> tuple[tuple[int, ...], ...]:

@@ -16,8 +16,8 @@ Any plan has such R and S, and minimising the seconds of R bounds its cost, unde
 
 P[j,v] = 1 where v is live throughout phase j: at its end, or read by the cut that ends it, and not made in it
 (P >= S[j+1,v] - R[j,i], P >= 1 - R[j,i]). If the first runs of a phase are in a known order, then while one of
-them runs, also what a later one reads and the phase does not make is live. need(k) is what k itself takes. These last
-rows see the memory of what is run again; they double the size of the program and most plans do not hang on them, so
+them runs, also what a later one reads and the phase does not make is live. need(k) is what k itself takes: inputs, outputs
+and scratch, less what its output can take over. These last rows see the memory of what is run again; they double the size of the program and most plans do not hang on them, so
 they can be left out (`rows_within`).
 
 What keeps it small. R has columns only between the phase of the earliest first run and that in which the last reader
@@ -34,9 +34,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from checkmate_tf.ir.graph import Graph
+from checkmate_tf.ir.graph import Graph, Op
+from checkmate_tf.ir.simulate import needed_bytes
 from checkmate_tf.solvers.backend import LinearModel
-from checkmate_tf.solvers.cuts import Phases, need_bytes
+from checkmate_tf.solvers.cuts import Phases
 
 _COST_SCALE = 1e4      # running everything once costs this much in the program: tolerances then suit every graph
 _LARGEST_BUDGET = 1e5  # bytes are scaled so that the budget is no more than this
@@ -60,7 +61,7 @@ class CutProgram:
         self._sizes = _worthwhile(graph, held_bytes) / unit_bytes
         self._is_held = self._sizes > 0
         self._producers = np.array([value.producer for value in graph.values], dtype=np.int64)
-        self._needs = np.array([need_bytes(graph, op) for op in graph.ops]) / unit_bytes
+        self._needs = np.array([needed_bytes(graph, op) for op in graph.ops]) / unit_bytes
         self._add_columns()
         self._add_dependencies()
         self._add_first_runs()
@@ -135,7 +136,7 @@ class CutProgram:
 
     def _add_memory_at(self, cut: int) -> None:
         op, kept = self._graph.ops[self._phases.cuts[cut]], self._kept[cut + 1]
-        others = np.setdiff1d(np.flatnonzero(self._is_held & (kept != self._zero)), [*op.inputs, *op.outputs])
+        others = np.setdiff1d(np.flatnonzero(self._is_held & (kept != self._zero)), _touched(op))
         self.model.row(kept[others], self._sizes[others], high=self._budget - self._needs[op.index])
 
     def _add_memory_within(self, phase: int) -> None:
@@ -153,7 +154,7 @@ class CutProgram:
                 continue
             is_first = runs[op.index] == self._one and is_ordered
             if op.index != ending:
-                touched = {value for value in (*op.inputs, *op.outputs) if self._is_held[value]}
+                touched = {value for value in _touched(op) if self._is_held[value]}
                 surely = np.array(sorted(read_later - touched) if is_first else [], dtype=np.int64)
                 apart = np.array([value for value in (*touched, *surely) if throughout[value] != self._zero],
                                  dtype=np.int64)
@@ -176,6 +177,14 @@ class CutProgram:
         throughout[new] = model.columns(len(new), integer=False)
         model.rows([(throughout[new], 1), (end[new], -1), (made[new], 1)], low=0)
         return throughout, made, may_last
+
+
+def _touched(op: Op) -> list[int]:
+    """What the op's needed bytes count. They do not count an input whose memory its output can take over, so where
+    that is kept it comes on top; of several such inputs nobody knows which.
+    """
+    taken_over = op.reuses if len(op.reuses) == 1 else ()
+    return [value for value in (*op.inputs, *op.outputs) if value not in taken_over]
 
 
 def _worthwhile(graph: Graph, held_bytes: int) -> np.ndarray:
