@@ -21,6 +21,7 @@ from checkmate_tf.ir.graph import load_instance
 from checkmate_tf.ir.simulate import keep_all_timeline
 from checkmate_tf.ir.verify import verify_graph
 from checkmate_tf.solvers import Limits, Solution, Solver, Status, get, names, solve
+from checkmate_tf.solvers.base import Scope
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -83,7 +84,7 @@ def _answer(options: argparse.Namespace) -> dict:
     budget_bytes = budget_from_text(options.budget, base_peak_bytes)
     limits = Limits(seconds=options.time_limit, threads=options.threads, seed=options.seed)
     solution = solve(graph, budget_bytes, _solver(options), limits)
-    if options.order == "free" and "bound_scope" in solution.stats:
+    if options.order == "free" and solution.stats.get("bound_scope", Scope.ANY) != Scope.ANY:
         solution = _without_bound(solution)
     name = json.loads(options.instance.read_text()).get("name", options.instance.stem)
     if options.output is not None:

@@ -25,7 +25,7 @@ from checkmate_tf.ir.errors import SolverError
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.simulate import keep_all_timeline
 from checkmate_tf.solvers import greedy, moves, slots
-from checkmate_tf.solvers.base import Answer, Limits, Progress, Report, StoppedBy
+from checkmate_tf.solvers.base import Answer, Deadline, Limits, Progress, Report, StoppedBy
 
 _MOVES_BETWEEN_LOOKS_AT_THE_CLOCK = 10_000
 _FIRST_MOVES, _MOST_MOVES = 200_000, 8_000_000
@@ -58,7 +58,7 @@ class Anneal:
         if self.order not in ("fixed", "free"):
             raise SolverError(f'The order of an annealer must be "fixed" or "free". Received: "{self.order}"')
         started = time.monotonic()
-        deadline = started + limits.seconds
+        deadline = Deadline(limits.seconds)
         base = keep_all_timeline(graph)
         if base.peak_bytes <= budget_bytes:
             return Answer(graph.order, StoppedBy.DONE)
@@ -74,17 +74,17 @@ class Anneal:
                 break
         stats = {"walks": count, "smallest_peak_bytes": smallest_peak_bytes}
         return Answer(best.order if best is not None else None,
-                      StoppedBy.TIME if time.monotonic() >= deadline else StoppedBy.DONE, stats=stats)
+                      StoppedBy.TIME if deadline.has_passed else StoppedBy.DONE, stats=stats)
 
 
-def walks(graph: Graph, budget_bytes: int, start: greedy.Attempt, deadline: float, seed: int,
+def walks(graph: Graph, budget_bytes: int, start: greedy.Attempt, deadline: Deadline, seed: int,
           is_free: bool, most_moves: int | None = None) -> Iterator[greedy.Attempt]:
-    """What each walk found, from any start, until time.monotonic() reaches the deadline or the moves are used up."""
+    """What each walk found, from any start, until the deadline or the moves are used up."""
     problem, rules = slots.problem_from(graph), moves.order_rules(graph)
     random = np.random.Generator(np.random.PCG64(seed))
     best = start
     number, moves_left = 0, math.inf if most_moves is None else most_moves
-    while time.monotonic() < deadline and moves_left > 0:
+    while not deadline.has_passed and moves_left > 0:
         if number % 2 == 0:
             walk, order = _POLISH, best.order
         else:
@@ -109,7 +109,7 @@ def _walk(graph, problem, rules, order: Sequence[int], budget_bytes, walk, lengt
     for batch in range(batches):
         moves.anneal(problem, schedule, rules, state, random, mix, is_free, held_budget,
                      _MOVES_BETWEEN_LOOKS_AT_THE_CLOCK, temperatures[batch], temperatures[batch + 1])
-        if time.monotonic() > deadline:
+        if deadline.has_passed:
             break
     best_cost = float(state.numbers[moves.BEST])
     if math.isinf(best_cost):

@@ -30,6 +30,13 @@ class Status(enum.StrEnum):
     UNKNOWN = "unknown"          # neither
 
 
+class Scope(enum.StrEnum):
+    """Which plans a lower bound holds for; in `stats["bound_scope"]`; without that, for all of them."""
+
+    FIXED = "plans whose first runs come in the given order"
+    ANY = "all plans"
+
+
 class StoppedBy(enum.StrEnum):
     """Why the search ended."""
 
@@ -44,9 +51,34 @@ class Limits:
     """The same for all solvers: wall-clock seconds, relative gap at which to stop, threads, random seed."""
 
     seconds: float = 60.0
-    gap: float = 1e-4
+    gap: float = 5e-6
     threads: int = 2
     seed: int = 0
+
+
+class Deadline:
+    """When a search must end: so many seconds from now, with the one it is part of, or when somebody ends it."""
+
+    def __init__(self, seconds: float, whole: "Deadline | None" = None):
+        self._until = time.monotonic() + seconds
+        self._whole = whole
+        self._is_ended = False
+
+    @property
+    def left_seconds(self) -> float:
+        """Never negative; 0 when it is over."""
+        if self._is_ended:
+            return 0.0
+        left = max(0.0, self._until - time.monotonic())
+        return left if self._whole is None else min(left, self._whole.left_seconds)
+
+    @property
+    def has_passed(self) -> bool:
+        return self.left_seconds <= 0
+
+    def end(self) -> None:
+        """From any thread: it is over now."""
+        self._is_ended = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

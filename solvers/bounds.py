@@ -18,7 +18,6 @@ all; otherwise nothing is learnt, and nothing claimed.
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 from checkmate_tf.ir.errors import PlanError
@@ -28,11 +27,13 @@ from checkmate_tf.ir.simulate import simulate
 from checkmate_tf.ir.verify import verify_plan
 from checkmate_tf.solvers import cuts
 from checkmate_tf.solvers.backend import Child, End, Engine, Outcome
+from checkmate_tf.solvers.base import Deadline
 from checkmate_tf.solvers.relaxation import CutProgram, order_from
 
 _GAP = 1e-6            # to which each program is solved
 _ROUNDING = 1e-7       # what an engine's bound may be off by, as a share of the plain sum
 _FIRST_SECONDS = 5.0   # for a program; twice as long when it is tried again
+_PATIENCE = 4          # programs that may bring nothing, one that is not solved in its time counting twice
 _MOST_ENTRIES = 400_000  # ops and values times phases: beyond this, building alone takes seconds
 _ADVICE = 8            # how sharply a known plan's profile tells cuts apart
 
@@ -46,9 +47,9 @@ class Finding:
     cuts: tuple[int, ...]
 
 
-def findings(graph: Graph, budget_bytes: int, scope: str, deadline: float, *, seed: int = 0,
+def findings(graph: Graph, budget_bytes: int, scope: str, deadline: Deadline, *, seed: int = 0,
              known: Callable[[], Sequence[int] | None] = lambda: None, child: Child | None = None) -> Iterator[Finding]:
-    """What ever larger programs find, until nothing is left to add or time.monotonic() reaches the deadline.
+    """What ever larger programs find, until nothing is left to add or the deadline.
 
     scope: "fixed" or "any", see above
     known: is asked for the order of the best plan so far
@@ -59,20 +60,24 @@ def findings(graph: Graph, budget_bytes: int, scope: str, deadline: float, *, se
     if not path or max(held) <= budget_bytes:
         return
     chosen = (max(path, key=held.__getitem__),)
-    rows_within, seconds = False, _FIRST_SECONDS
-    # rows within, then cuts at reruns, when cuts at first runs are used up
-    while (left := deadline - time.monotonic()) > 0 and _entries(graph, chosen) < _MOST_ENTRIES:
+    rows_within, seconds, best, patience = False, _FIRST_SECONDS, graph.seconds, _PATIENCE
+    while (left := deadline.left_seconds) > 0 and _entries(graph, chosen) < _MOST_ENTRIES:
         phases = cuts.phases(graph, chosen, scope)
         program = CutProgram(graph, budget_bytes, phases, rows_within=rows_within)
         outcome = program.model.solve(Engine.HIGHS, seconds=min(left, seconds), gap=_GAP, seed=seed, child=child)
         order = None if outcome.values is None else _plan_order(graph, phases, program.runs(outcome.values))
-        yield Finding(_bound_seconds(graph, program, outcome), order, chosen)
-        if outcome.end in (End.INFEASIBLE, End.FAILED):
+        bound_seconds = _bound_seconds(graph, program, outcome)
+        yield Finding(bound_seconds, order, chosen)
+        patience = _PATIENCE if bound_seconds > best else patience - (1 if outcome.end is End.OPTIMAL else 2)
+        best = max(best, bound_seconds)
+        if outcome.end in (End.INFEASIBLE, End.FAILED) or patience <= 0:
             return
         if outcome.end is End.LIMIT:
             seconds *= 2
-        if order is None:
+        if order is None and outcome.end is End.LIMIT:
             continue
+        if order is None:
+            return
         more = _next_cut(graph, budget_bytes, phases, first_run_bytes(graph, order), known())
         if more is None and rows_within:
             more = _next_cut(graph, budget_bytes, phases, _bytes_up_to_first_runs(graph, order), known())

@@ -1,5 +1,7 @@
 """Numba with a cache on disk that can be trusted, or none.
 
+Compiled code runs without Python's lock, so that searches and bounds run side by side in threads.
+
 Compiling the search takes some ten seconds, so its machine code is kept next to the sources or, where that is
 read-only, in the user's cache folder. Numba throws it away when the file of a function changes, but not when a
 function that it calls from another file does: then old code would run on. Here all files of compiled code count for
@@ -27,8 +29,8 @@ def leaf(function):
 
 def _cached(function, **options):
     try:
-        dispatcher = numba.njit(cache=True, **options)(function)
+        dispatcher = numba.njit(cache=True, nogil=True, **options)(function)
     except RuntimeError:  # there is no folder to write to
-        return numba.njit(**options)(function)
+        return numba.njit(nogil=True, **options)(function)
     dispatcher._cache._cache_file._source_stamp = _STAMP  # Numba offers no public way to say this
     return dispatcher

@@ -20,11 +20,13 @@ SCOPES = ("fixed", "any")
 class Phases:
     """What any plan in the scope does when, in phases 0 to `count` - 1.
 
+    is_ordered: first runs within a phase come in the order of indices, too
     earliest, latest: the phase of an op's first run is one of these or in between    # int [ops]
     last: no op runs after this phase    # int [ops]
     """
 
     cuts: tuple[int, ...]
+    is_ordered: bool
     earliest: np.ndarray
     latest: np.ndarray
     last: np.ndarray
@@ -61,7 +63,7 @@ def phases(graph: Graph, cuts: Sequence[int], scope: str) -> Phases:
         for value in op.inputs:
             for writer in graph.writers[value]:
                 last[op.index] = min(last[op.index], latest[writer])
-    return Phases(tuple(cuts), earliest, latest, last)
+    return Phases(tuple(cuts), scope == "fixed", earliest, latest, last)
 
 
 def chain(graph: Graph, weight: Sequence[float]) -> tuple[int, ...]:

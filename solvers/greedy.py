@@ -25,7 +25,7 @@ import numpy as np
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.simulate import keep_all_timeline
 from checkmate_tf.solvers import drops, slots
-from checkmate_tf.solvers.base import Answer, Limits, Progress, Report, StoppedBy
+from checkmate_tf.solvers.base import Answer, Deadline, Limits, Progress, Report, StoppedBy
 
 _SPREADS = (0.1, 1.0, 0.0)
 _NOISES = (0.1, 0.3, 0.7)
@@ -56,7 +56,8 @@ class Greedy:
         if base.peak_bytes <= budget_bytes:
             return Answer(graph.order, StoppedBy.DONE)
         best, smallest_peak_bytes, count = None, base.peak_bytes, 0
-        for attempt in attempts(graph, budget_bytes, started + limits.seconds, limits.seed):
+        deadline = Deadline(limits.seconds)
+        for attempt in attempts(graph, budget_bytes, deadline, limits.seed):
             count += 1
             smallest_peak_bytes = min(smallest_peak_bytes, attempt.peak_bytes)
             if attempt.fits and (best is None or attempt.seconds < best.seconds):
@@ -66,16 +67,16 @@ class Greedy:
                 break
         stats = {"attempts": count, "smallest_peak_bytes": smallest_peak_bytes}
         return Answer(best.order if best is not None else None,
-                      StoppedBy.TIME if time.monotonic() >= started + limits.seconds else StoppedBy.DONE, stats=stats)
+                      StoppedBy.TIME if deadline.has_passed else StoppedBy.DONE, stats=stats)
 
 
-def attempts(graph: Graph, budget_bytes: int, deadline: float, seed: int) -> Iterator[Attempt]:
-    """Plans, good and bad, until time.monotonic() reaches the deadline; the first ones come without randomness."""
+def attempts(graph: Graph, budget_bytes: int, deadline: Deadline, seed: int) -> Iterator[Attempt]:
+    """Plans, good and bad, until the deadline; the first ones come without randomness."""
     problem = slots.problem_from(graph)
     candidates = drops.candidates_of(problem)
     random = np.random.default_rng(seed)
     number = 0
-    while number == 0 or time.monotonic() < deadline:
+    while number == 0 or not deadline.has_passed:
         spread = _SPREADS[number % len(_SPREADS)]
         noise = 0.0 if number < len(_SPREADS) else _NOISES[number // len(_SPREADS) % len(_NOISES)]
         factor = np.exp(noise * random.standard_normal(len(candidates)))
@@ -84,7 +85,7 @@ def attempts(graph: Graph, budget_bytes: int, deadline: float, seed: int) -> Ite
 
 
 def lower(problem: slots.Problem, schedule: slots.Schedule, candidates: np.ndarray, factor: np.ndarray, spread: float,
-          deadline: float) -> int:
+          deadline: Deadline) -> int:
     """`drops.lower` with an eye on the clock: FITS, STUCK, NO_ROOM, or STOPPED without progress or time."""
     pad = drops.scratchpad(len(problem.scratch), len(problem.producer))
     weight = np.zeros(len(schedule.op_at) + 1)
@@ -96,7 +97,7 @@ def lower(problem: slots.Problem, schedule: slots.Schedule, candidates: np.ndarr
         overflow = int(schedule.counters[slots.OVERFLOW])
         patience = _PATIENCE if overflow < least else patience - 1
         least = min(least, overflow)
-        if state != drops.STOPPED or patience == 0 or time.monotonic() > deadline:
+        if state != drops.STOPPED or patience == 0 or deadline.has_passed:
             return state
 
 

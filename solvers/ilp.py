@@ -40,13 +40,11 @@ from checkmate_tf.ir.plan import plan_from_order
 from checkmate_tf.ir.simulate import simulate
 from checkmate_tf.solvers import matrices
 from checkmate_tf.solvers.backend import End, Engine, Outcome
-from checkmate_tf.solvers.base import Answer, Limits, Progress, Report, StoppedBy, ignore_progress
+from checkmate_tf.solvers.base import Answer, Limits, Progress, Report, Scope, StoppedBy, ignore_progress
 from checkmate_tf.solvers.chen import Greedy, articulation_points, forward_ops
 from checkmate_tf.solvers.keep_all import KeepAll
 from checkmate_tf.solvers.lower_sets import LowerSets
 from checkmate_tf.solvers.programs import StageProgram
-
-BOUND_SCOPE = "plans whose first runs come in the given order"
 
 _STARTS = (KeepAll(), LowerSets(), Greedy("chen_greedy", articulation_points), Greedy("linearized_greedy", forward_ops))
 _START_SHARE = 0.1     # of the time, for each of them
@@ -82,7 +80,7 @@ class _Search:
         self._started = time.monotonic()
         self._order, self._stage_order, self._seconds = None, None, math.inf
         self._bound_seconds = graph.seconds
-        self._stats = {"bound_scope": BOUND_SCOPE, "engine": options.engine.value}
+        self._stats = {"bound_scope": Scope.FIXED.value, "engine": options.engine.value}
 
     def run(self) -> Answer:
         self._offer(self._options.start)

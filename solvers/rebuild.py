@@ -22,7 +22,7 @@ import numpy as np
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.simulate import keep_all_timeline
 from checkmate_tf.solvers import drops, greedy, slots
-from checkmate_tf.solvers.base import Answer, Limits, Progress, Report, StoppedBy
+from checkmate_tf.solvers.base import Answer, Deadline, Limits, Progress, Report, StoppedBy
 from checkmate_tf.solvers.greedy import Attempt
 
 _SLACK = 0.01
@@ -39,7 +39,7 @@ class Rebuild:
 
     def search(self, graph: Graph, budget_bytes: int, limits: Limits, report: Report) -> Answer:
         started = time.monotonic()
-        deadline = started + limits.seconds
+        deadline = Deadline(limits.seconds)
         base = keep_all_timeline(graph)
         if base.peak_bytes <= budget_bytes:
             return Answer(graph.order, StoppedBy.DONE)
@@ -53,13 +53,13 @@ class Rebuild:
             if best.fits and best.seconds <= base.seconds * (1 + limits.gap):
                 break
         return Answer(best.order if best.fits else None,
-                      StoppedBy.TIME if time.monotonic() >= deadline else StoppedBy.DONE,
+                      StoppedBy.TIME if deadline.has_passed else StoppedBy.DONE,
                       stats={"smallest_peak_bytes": smallest_peak_bytes})
 
 
-def rebuilds(graph: Graph, budget_bytes: int, start: Attempt, deadline: float, seed: int,
+def rebuilds(graph: Graph, budget_bytes: int, start: Attempt, deadline: Deadline, seed: int,
              rounds: int | None = None) -> Iterator[Attempt]:
-    """Ever better plans, from any start, until time.monotonic() reaches the deadline or the rounds are used up."""
+    """Ever better plans, from any start, until the deadline or the rounds are used up."""
     problem = slots.problem_from(graph)
     candidates = drops.candidates_of(problem)
     random = np.random.Generator(np.random.PCG64(seed))
@@ -67,7 +67,7 @@ def rebuilds(graph: Graph, budget_bytes: int, start: Attempt, deadline: float, s
     schedule = slots.schedule_from(problem, start.order, held_budget, room=2 * len(start.order))
     current, best_overflow, best_cost = slots.copy_of(schedule), *_overflow_and_cost(schedule)
     number = 0
-    while time.monotonic() < deadline and number != rounds:
+    while not deadline.has_passed and number != rounds:
         number += 1
         width = math.exp(random.uniform(math.log(0.01), math.log(2.0)))
         drops.ruin(problem, schedule, random, random.uniform(0.1, 1.0), width)

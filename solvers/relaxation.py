@@ -15,10 +15,10 @@ Any plan has such R and S, and minimising the seconds of R bounds its cost, unde
     need(k) R[j,k] + sum M P[j,v] <= budget   while k runs in phase j, over what it does not touch
 
 P[j,v] = 1 where v is live throughout phase j: at its end, or read by the cut that ends it, and not made in it
-(P >= S[j+1,v] - R[j,i], P >= 1 - R[j,i]). If the first runs of a phase are in a known order, then while one of
-them runs, also what a later one reads and the phase does not make is live. need(k) is what k itself takes: inputs, outputs
-and scratch, less what its output can take over. These last rows see the memory of what is run again; they double the size of the program and most plans do not hang on them, so
-they can be left out (`rows_within`).
+(P >= S[j+1,v] - R[j,i], P >= 1 - R[j,i]). While a first run of a phase is done, in the scope "fixed", also what a later one
+reads is live if the phase does not make it. need(k) is what k itself takes: inputs, outputs and scratch, less what its
+output can take over. These last rows see the memory of what is run again; they double the size of the program and
+most plans do not hang on them, so they can be left out (`rows_within`).
 
 What keeps it small. R has columns only between the phase of the earliest first run and that in which the last reader
 may want the op; what must run once, and what makes next to nothing, is never run again, and fixed entries are no
@@ -65,6 +65,7 @@ class CutProgram:
         self._add_columns()
         self._add_dependencies()
         self._add_first_runs()
+        self._add_overwriting()
         for cut in range(len(phases.cuts)):
             self._add_memory_at(cut)
         if rows_within:
@@ -89,8 +90,9 @@ class CutProgram:
         self._runs = np.where(is_forced, self._one, self._zero)
         self._runs[is_open] = model.columns(int(is_open.sum()), cost=np.broadcast_to(costs, is_open.shape)[is_open])
         turns = np.arange(phases.count + 1)[:, None]
-        is_there = ~self._is_held & (turns > phases.latest[producers])  # what takes nothing is kept
-        is_open = (turns > phases.earliest[producers]) & (turns <= useful_until) & ~is_there
+        is_useful = (turns > phases.earliest[producers]) & (turns <= useful_until)
+        is_there = is_useful & ~self._is_held & (turns > phases.latest[producers])  # what takes nothing is kept
+        is_open = is_useful & ~is_there
         is_there[-1] = is_open[-1] = False
         is_there[-1, list(graph.results)] = True
         self._kept = np.where(is_there, self._one, self._zero)
@@ -134,6 +136,21 @@ class CutProgram:
                     columns = [self._runs[phase, op.index], *self._runs[:phase + 1, before]]
                     self.model.row(columns, [1.0, *[-1.0] * (phase + 1)], high=0)
 
+    def _add_overwriting(self) -> None:
+        """Who reads what is overwritten runs in no phase after the one in which that happens."""
+        earliest, latest = self._phases.earliest, self._phases.latest
+        for writer in self._graph.ops:
+            if not writer.overwrites or earliest[writer.index] == latest[writer.index]:
+                continue
+            readers = {reader for value in writer.overwrites for reader in self._graph.consumers[value]}
+            for reader in sorted(readers - {writer.index}):
+                for phase in range(earliest[writer.index] + 1, latest[writer.index] + 1):
+                    if self._runs[phase, reader] != self._zero:
+                        columns = self._runs[earliest[writer.index]:phase, writer.index]
+                        if writer.once is None:
+                            columns = columns[:1]
+                        self.model.row([self._runs[phase, reader], *columns], 1.0, high=1.0)
+
     def _add_memory_at(self, cut: int) -> None:
         op, kept = self._graph.ops[self._phases.cuts[cut]], self._kept[cut + 1]
         others = np.setdiff1d(np.flatnonzero(self._is_held & (kept != self._zero)), _touched(op))
@@ -147,12 +164,11 @@ class CutProgram:
         total = int(model.columns(1, upper=self._budget, integer=False)[0])
         model.row([*throughout[lasting], total], [*sizes[lasting], -1], high=0)
         ending = self._phases.cuts[phase] if phase < len(self._phases.cuts) else -1
-        is_ordered = bool((self._phases.earliest == self._phases.latest).all())
         read_later: set[int] = set()
         for op in reversed(self._graph.ops):
             if runs[op.index] == self._zero:
                 continue
-            is_first = runs[op.index] == self._one and is_ordered
+            is_first = runs[op.index] == self._one and self._phases.is_ordered
             if op.index != ending:
                 touched = {value for value in _touched(op) if self._is_held[value]}
                 surely = np.array(sorted(read_later - touched) if is_first else [], dtype=np.int64)

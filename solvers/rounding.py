@@ -35,9 +35,8 @@ from checkmate_tf.ir.plan import plan_from_order
 from checkmate_tf.ir.simulate import keep_all_timeline, simulate
 from checkmate_tf.solvers import matrices
 from checkmate_tf.solvers.backend import End, Engine
-from checkmate_tf.solvers.base import Answer, Limits, Progress, Report, StoppedBy
+from checkmate_tf.solvers.base import Answer, Limits, Progress, Report, Scope, StoppedBy
 from checkmate_tf.solvers.fit import fitted
-from checkmate_tf.solvers.ilp import BOUND_SCOPE
 from checkmate_tf.solvers.programs import StageProgram
 
 _MARGINS = (0.0, 0.1, 0.05, 0.2, 0.02, 0.35)  # eps; with none comes the bound, 0.1 is the paper's
@@ -80,7 +79,7 @@ class Rounding:
                 if is_exact:
                     stats["stage_bound_seconds"] = least_seconds
                 else:
-                    bound_seconds, stats["bound_scope"] = least_seconds, BOUND_SCOPE
+                    bound_seconds, stats["bound_scope"] = least_seconds, Scope.FIXED.value
             if margin == 0.0 and outcome.end is End.INFEASIBLE:
                 stats["no_stage_plan" if is_exact else "no_plan"] = True  # in this order
                 break

@@ -10,7 +10,7 @@ from checkmate_tf.ir.graph import GraphBuilder
 from checkmate_tf.ir.simulate import keep_all_timeline, structural_floor
 from checkmate_tf.solvers import greedy, moves, slots
 from checkmate_tf.solvers.anneal import Anneal, walks
-from checkmate_tf.solvers.base import Limits, Status, judge, solve
+from checkmate_tf.solvers.base import Deadline, Limits, Status, judge, solve
 from tests import oracle
 from tests.strategies import linear_net, random_graph
 
@@ -48,8 +48,8 @@ def test_an_attempt_is_what_it_claims_to_be():
         graph = random_graph(seed, max_ops=14)
         floor_bytes, base_bytes = structural_floor(graph)[0], keep_all_timeline(graph).peak_bytes
         budget = (floor_bytes + base_bytes) // 2
-        start = next(greedy.attempts(graph, budget, math.inf, seed))
-        for attempt in walks(graph, budget, start, math.inf, seed, is_free=True, most_moves=20_000):
+        start = next(greedy.attempts(graph, budget, Deadline(math.inf), seed))
+        for attempt in walks(graph, budget, start, Deadline(math.inf), seed, is_free=True, most_moves=20_000):
             _, timeline = judge(graph, attempt.order, "walk")
             assert timeline.seconds == pytest.approx(attempt.seconds)
             assert timeline.peak_bytes <= attempt.peak_bytes

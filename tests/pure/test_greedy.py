@@ -9,7 +9,7 @@ from checkmate_tf.ir.graph import GraphBuilder
 from checkmate_tf.ir.plan import plan_from_order
 from checkmate_tf.ir.simulate import keep_all_timeline, simulate, structural_floor
 from checkmate_tf.solvers import slots
-from checkmate_tf.solvers.base import Limits, Status, solve
+from checkmate_tf.solvers.base import Deadline, Limits, Status, solve
 from checkmate_tf.solvers.greedy import Greedy, attempts
 from tests import oracle
 from tests.strategies import linear_net, random_graph
@@ -123,7 +123,7 @@ def test_nothing_is_recomputed_from_what_has_been_overwritten():
 
 def test_the_same_seed_gives_the_same_attempts():
     graph = linear_net(30)
-    for number, (one, other) in enumerate(zip(attempts(graph, 20, math.inf, 7), attempts(graph, 20, math.inf, 7))):
+    for number, (one, other) in enumerate(zip(attempts(graph, 20, Deadline(math.inf), 7), attempts(graph, 20, Deadline(math.inf), 7))):
         assert one == other
         if number == 5:
             break

@@ -12,6 +12,7 @@ from checkmate_tf.ir.errors import GraphError, SolverError
 from checkmate_tf.ir.graph import GraphBuilder
 from checkmate_tf.ir.simulate import keep_all_timeline, structural_floor
 from checkmate_tf.solvers import Answer, Limits, Status, StoppedBy
+from checkmate_tf.solvers.base import Scope
 from tests import oracle, strategies
 
 SHORT = Limits(seconds=0.15)
@@ -54,7 +55,7 @@ class TestEverySolver:
             for budget in [*tight_budgets(graph), keep_all_timeline(graph).peak_bytes]:
                 solution = solvers.solve(graph, budget, solver, SHORT)
                 # A bound with a scope holds within it; one without holds for all orders.
-                scope = "fixed" if "bound_scope" in solution.stats else "free"
+                scope = "fixed" if solution.stats.get("bound_scope") == Scope.FIXED else "free"
                 assert solution.bound_seconds <= oracle.cheapest(graph, budget, scope) * (1 + 1e-6)
                 if solution.plan is not None:
                     plans += 1
