@@ -17,7 +17,7 @@ compound drops, an integrated overflow with an adaptive multiplier, and several 
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -78,13 +78,20 @@ class Anneal:
 
 
 def walks(graph: Graph, budget_bytes: int, start: greedy.Attempt, deadline: Deadline, seed: int,
-          is_free: bool, most_moves: int | None = None) -> Iterator[greedy.Attempt]:
-    """What each walk found, from any start, until the deadline or the moves are used up."""
+          is_free: bool, most_moves: int | None = None,
+          known: Callable[[], greedy.Attempt | None] = lambda: None) -> Iterator[greedy.Attempt]:
+    """What each walk found, from any start, until the deadline or the moves are used up.
+
+    known: is asked before each walk for a better plan that somebody else may have found
+    """
     problem, rules = slots.problem_from(graph), moves.order_rules(graph)
     random = np.random.Generator(np.random.PCG64(seed))
     best = start
     number, moves_left = 0, math.inf if most_moves is None else most_moves
     while not deadline.has_passed and moves_left > 0:
+        other = known()
+        if other is not None and other.fits and (not best.fits or other.seconds < best.seconds):
+            best = other
         if number % 2 == 0:
             walk, order = _POLISH, best.order
         else:

@@ -1,77 +1,75 @@
-"""What `compile` uses when nobody chooses a solver: the cheap and certain first, then search as long as it pays.
+"""What `compile` uses when nobody chooses a solver: the cheap and certain first, then search and bound side by side.
 
 1. Keeping everything, if that fits: nothing is cheaper.
-2. The greedy planner, on the graph as it is and on the shrunk one (see `passes`), where the optimizer runs as soon as
+2. Beside all that follows, in a thread and a process of its own, lower bounds (see `bounds`). The plans they come from
+   are plans here, too, and where one fits it is the best there is.
+3. The greedy planner, on the graph as it is and on the shrunk one (see `passes`), where the optimizer runs as soon as
    it can: a plan in milliseconds to seconds.
-3. Rebuilding the better of both plans, then the other, in turns of growing length, until a round of turns gains next to
-   nothing or the time is over. Every second turn begins with annealing in free order: on real training steps with
-   little memory, running a few ops earlier or later is often worth more than any choice of what to recompute.
+4. Rebuilding the better of both plans, then the other, in turns of growing length. In free order every second turn
+   begins with annealing: on real training steps with little memory, running a few ops earlier or later is
+   often worth more than any choice of what to recompute. When there is no more to learn about bounds, the second
+   thread anneals, too.
 
-Whatever happens, also Ctrl-C, the best plan so far is the answer. Without any, `stats["smallest_peak_bytes"]` says
-how far down the search came.
+It ends when plan and bound meet, when a round of turns gains next to nothing, or when the time is over. Whatever
+happens, also Ctrl-C, the best plan so far is the answer, and no process is left behind. Without any plan,
+`stats["smallest_peak_bytes"]` says how far down the search came.
+
+The order of first runs is that of the graph ("fixed") or any ("free"), and so is what the bound holds for. A bound is
+found for the whole graph, never the shrunk one, which has fewer plans.
 """
 
 import dataclasses
 import math
+import threading
 import time
 from collections.abc import Iterator
 
+from checkmate_tf.ir.errors import SolverError
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.passes import Lift, shrink
 from checkmate_tf.ir.plan import plan_from_order
 from checkmate_tf.ir.simulate import keep_all_timeline, simulate
-from checkmate_tf.solvers import anneal, greedy, rebuild
-from checkmate_tf.solvers.base import Answer, Limits, Progress, Report, StoppedBy
+from checkmate_tf.solvers import anneal, bounds, greedy, rebuild
+from checkmate_tf.solvers.backend import Child
+from checkmate_tf.solvers.base import Answer, Deadline, Limits, Progress, Report, Scope, StoppedBy
 from checkmate_tf.solvers.greedy import Attempt
 
 _GREEDY_ATTEMPTS = 2
 _GREEDY_SHARE = 0.4            # of the time, as long as no plan fits
+_BOUND_SHARE = 0.25            # of the time, where there is one thread for both
 _FIRST_TURN_SECONDS = 1.0
+_REPAIR_SECONDS = 0.5
 _WORTH_GOING_ON = 0.01         # of the overhead, gained in the latest turns
-_WORTH_WAITING = 0.003         # of the step's time, gained in the latest turns, once somebody has waited that long:
+_WORTH_WAITING = 0.001         # of the step's time, gained in the latest turns, once somebody has waited that long:
 _PATIENT_SECONDS = 15.0
 _LATEST_TURNS = 3
+_OTHER_SEED = 1_000_003         # more than the number of turns
+_ROUNDING = 1e-6               # what a bound may be above the cost of a plan, by rounding
 
 
 @dataclasses.dataclass(frozen=True)
 class Auto:
-    """Always the best plan found within the time limit."""
+    """Always the best plan found within the time limit. order: "fixed" or "free", see above."""
 
+    order: str = "free"
     name: str = "auto"
 
     def search(self, graph: Graph, budget_bytes: int, limits: Limits, report: Report) -> Answer:
+        if self.order not in ("fixed", "free"):
+            raise SolverError(f'The order must be "fixed" or "free". Received: "{self.order}"')
         base = keep_all_timeline(graph)
         if base.peak_bytes <= budget_bytes:
             return Answer(graph.order, StoppedBy.DONE)
-        best = _Best(base.seconds, base.peak_bytes, report)
+        search = _Search(graph, budget_bytes, limits, report, self.order == "free", base.peak_bytes)
         try:
-            stopped_by = _search(graph, budget_bytes, limits, best)
+            stopped_by = search.run()
         except KeyboardInterrupt:
-            if best.attempt is None:
+            if search.best is None:
                 raise
             stopped_by = StoppedBy.INTERRUPT
-        return Answer(best.attempt.order if best.attempt is not None else None, stopped_by,
-                      stats={"smallest_peak_bytes": best.smallest_peak_bytes, "found_by": best.found_by})
-
-
-class _Best:
-    """The cheapest plan that fits, kept where an interrupt cannot lose it."""
-
-    def __init__(self, bound_seconds: float, smallest_peak_bytes: int, report: Report):
-        self.started = time.monotonic()
-        self.attempt: Attempt | None = None
-        self.found_by = ""
-        self.bound_seconds, self.smallest_peak_bytes, self.report = bound_seconds, smallest_peak_bytes, report
-
-    @property
-    def seconds(self) -> float:
-        return self.attempt.seconds if self.attempt is not None else math.inf
-
-    def take(self, attempt: Attempt, found_by: str) -> None:
-        self.smallest_peak_bytes = min(self.smallest_peak_bytes, attempt.peak_bytes)
-        if attempt.fits and attempt.seconds < self.seconds:
-            self.attempt, self.found_by = attempt, found_by
-            self.report(Progress(self.seconds, self.bound_seconds, time.monotonic() - self.started))
+        finally:
+            search.end()
+        return search.answer(stopped_by)
 
 
 @dataclasses.dataclass
@@ -91,62 +89,187 @@ class _View:
             self.best = attempt
 
 
-def _search(graph, budget_bytes, limits, best) -> StoppedBy:
-    deadline = best.started + limits.seconds
-    views = [_View("whole graph", graph, tuple)]
-    small, lift = shrink(graph)
-    if len(small.ops) < len(graph.ops):
-        views.insert(0, _View("shrunk graph", small, lift))
-    for view in views:
-        greedy_deadline = time.monotonic() + _GREEDY_SHARE / len(views) * limits.seconds
-        attempts = greedy.attempts(view.graph, budget_bytes, greedy_deadline, limits.seed)
-        for count, attempt in enumerate(attempts, start=1):
-            _take(graph, budget_bytes, view, attempt, best, "greedy")
-            if count >= _GREEDY_ATTEMPTS and (best.attempt is not None or count > 2 * _GREEDY_ATTEMPTS):
-                break
-    turn_seconds = _FIRST_TURN_SECONDS
-    history = [best.seconds]
-    while time.monotonic() < deadline:
-        if best.seconds <= best.bound_seconds * (1 + limits.gap) or _is_settled(best, history):
-            return StoppedBy.DONE
-        turn = len(history) - 1
-        for view in sorted(views, key=lambda view: view.best.seconds if view.best.fits else math.inf):
-            until = min(deadline, time.monotonic() + turn_seconds)
-            for name, attempts in _engines(view, budget_bytes, until, limits.seed + turn, turn):
-                for attempt in attempts:
-                    _take(graph, budget_bytes, view, attempt, best, name)
-        history.append(best.seconds)
-        turn_seconds *= 1.5
-    return StoppedBy.TIME
+class _Search:
+    """One search: the best plan and bound so far, the views, the clock, and the thread beside it."""
+
+    def __init__(self, graph: Graph, budget_bytes: int, limits: Limits, report: Report, is_free: bool, peak_bytes: int):
+        self._graph, self._budget_bytes, self._limits, self._report = graph, budget_bytes, limits, report
+        self._is_free = is_free
+        self._started = time.monotonic()
+        self._deadline = Deadline(limits.seconds)
+        self.best: Attempt | None = None
+        self._found_by = ""
+        self._smallest_peak_bytes = peak_bytes
+        self._bound_seconds = graph.seconds
+        self._nearly: Attempt | None = None  # of the bound's plans the latest that does not fit
+        self._told: tuple[float, float] | None = None
+        self._lock = threading.Lock()
+        self._views = [_View("whole graph", graph, tuple)]
+        self._child = Child()
+        self._failure: BaseException | None = None
+        self._beside = threading.Thread(target=self._run_beside, name="bounds", daemon=True)
+
+    def run(self) -> StoppedBy:
+        self._beside.start()
+        if self._limits.threads < 2:
+            self._beside.join(_BOUND_SHARE * self._limits.seconds)
+            self._child.cancel()
+            self._beside.join()
+        if self._is_free:
+            small, lift = shrink(self._graph)
+            if len(small.ops) < len(self._graph.ops):
+                self._views.insert(0, _View("shrunk graph", small, lift))
+        self._plan_greedily()
+        turn_seconds = _FIRST_TURN_SECONDS
+        history = [self._seconds]
+        while not self._deadline.has_passed:
+            if self._is_settled(history):
+                return StoppedBy.DONE
+            for view in sorted(self._views, key=lambda view: view.best.seconds if view.best.fits else math.inf):
+                self._repair()
+                until = Deadline(turn_seconds, self._deadline)
+                for name, attempts in self._engines(view, until, turn=len(history) - 1):
+                    self._take_all(view, attempts, name)
+            history.append(self._seconds)
+            turn_seconds *= 1.5
+        self._tell()
+        return StoppedBy.DONE if self._is_proved() else StoppedBy.TIME
+
+    def end(self) -> None:
+        """Ends whatever runs beside. Raises what went wrong there."""
+        self._deadline.end()
+        self._child.cancel()
+        if self._beside.ident is not None:
+            self._beside.join()
+        self._child.stop()
+        if self._failure is not None:
+            raise self._failure
+
+    def answer(self, stopped_by: StoppedBy) -> Answer:
+        stats = {"smallest_peak_bytes": self._smallest_peak_bytes, "found_by": self._found_by}
+        if math.isinf(self._bound_seconds) and self.best is None:
+            if self._is_free:
+                return Answer(None, StoppedBy.DONE, infeasible=True, stats=stats)
+            stats["no_plan"] = True  # in this order: no proof for others
+        bound_seconds = None
+        if math.isfinite(self._bound_seconds):
+            bound_seconds = self._bound_seconds
+            if self.best is not None and self._seconds < bound_seconds <= self._seconds * (1 + _ROUNDING):
+                bound_seconds = self._seconds
+        stats["bound_scope"] = (Scope.ANY if self._is_free else Scope.FIXED).value
+        return Answer(self.best.order if self.best is not None else None, stopped_by, bound_seconds, stats=stats)
+
+    @property
+    def _seconds(self) -> float:
+        return self.best.seconds if self.best is not None else math.inf
+
+    def _is_proved(self) -> bool:
+        return self._seconds <= self._bound_seconds * (1 + self._limits.gap)
+
+    def _is_settled(self, history: list[float]) -> bool:
+        """Whether the latest turns gained so little that more of them are not worth the time."""
+        if self.best is None or len(history) <= _LATEST_TURNS:
+            return False
+        worth = _WORTH_GOING_ON * (self._seconds - self._bound_seconds)
+        if time.monotonic() - self._started > _PATIENT_SECONDS:
+            worth = max(worth, _WORTH_WAITING * self._bound_seconds)
+        return history[-1 - _LATEST_TURNS] - self._seconds < worth
+
+    def _plan_greedily(self) -> None:
+        for view in self._views:
+            until = Deadline(_GREEDY_SHARE / len(self._views) * self._limits.seconds, self._deadline)
+            attempts = greedy.attempts(view.graph, self._budget_bytes, until, self._limits.seed)
+            for count, attempt in enumerate(attempts, start=1):
+                self._take(view, attempt, "greedy")
+                if count >= _GREEDY_ATTEMPTS and (self.best is not None or count > 2 * _GREEDY_ATTEMPTS):
+                    break
+
+    def _engines(self, view: _View, until: Deadline, turn: int) -> Iterator[tuple[str, Iterator[Attempt]]]:
+        seed = self._limits.seed + turn
+        if self._is_free and turn % 2 == 1:
+            half = Deadline(until.left_seconds / 2, until)
+            yield "anneal", anneal.walks(view.graph, self._budget_bytes, view.best, half, seed, is_free=True)
+        yield "rebuild", rebuild.rebuilds(view.graph, self._budget_bytes, view.best, until, seed)
+
+    def _repair(self) -> None:
+        """Makes the latest plan of the bounds fit, which is cheaper than any that does."""
+        nearly, self._nearly = self._nearly, None
+        if nearly is not None and nearly.seconds < self._seconds:
+            whole = self._views[-1]
+            until = Deadline(_REPAIR_SECONDS, self._deadline)
+            self._take_all(whole, rebuild.rebuilds(self._graph, self._budget_bytes, nearly, until, self._limits.seed),
+                           "rebuild of a bound's plan")
+
+    def _take_all(self, view: _View, attempts: Iterator[Attempt], found_by: str) -> None:
+        for attempt in attempts:
+            self._take(view, attempt, found_by)
+
+    def _take(self, view: _View, attempt: Attempt, found_by: str) -> None:
+        """Keeps an attempt that improves on what is known, with the peak that the simulator finds for it."""
+        if attempt.fits and attempt.seconds >= self._seconds:
+            with self._lock:
+                view.take(attempt)
+        else:
+            peak_bytes = _peak_bytes(view.graph, attempt.order)
+            judged = Attempt(attempt.order, peak_bytes, attempt.seconds, peak_bytes <= self._budget_bytes)
+            order = view.lift(attempt.order)
+            if view.graph is not self._graph:
+                peak_bytes = _peak_bytes(self._graph, order)
+            with self._lock:
+                view.take(judged)
+                self._smallest_peak_bytes = min(self._smallest_peak_bytes, peak_bytes)
+                if peak_bytes <= self._budget_bytes and attempt.seconds < self._seconds:
+                    self.best = Attempt(order, peak_bytes, attempt.seconds, True)
+                    self._found_by = f"{found_by} on the {view.name}"
+        if self._is_proved():
+            self._deadline.end()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Reports what is new, from the thread that searches only."""
+        now = (self._seconds, self._bound_seconds)
+        if threading.current_thread() is not self._beside and now != self._told:
+            self._told = now
+            incumbent_seconds = self._seconds if self.best is not None else None
+            self._report(Progress(incumbent_seconds, self._bound_seconds, time.monotonic() - self._started))
+
+    def _run_beside(self) -> None:
+        try:
+            self._bound()
+            if self._limits.threads >= 2 and self._is_free:
+                self._anneal_beside()
+        except (SolverError, MemoryError):
+            pass  # OR-Tools is not there, was ended or is out of memory: the bound stays what it is
+        except BaseException as failure:
+            self._failure = failure
+
+    def _bound(self) -> None:
+        scope = "any" if self._is_free else "fixed"
+        for finding in bounds.findings(self._graph, self._budget_bytes, scope, self._deadline, seed=self._limits.seed,
+                                       known=lambda: self.best.order if self.best is not None else None,
+                                       child=self._child):
+            with self._lock:
+                self._bound_seconds = max(self._bound_seconds, finding.bound_seconds)
+            if finding.order is not None:
+                seconds = math.fsum(self._graph.ops[op].seconds for op in finding.order)
+                attempt = Attempt(finding.order, _peak_bytes(self._graph, finding.order), seconds, False)
+                if attempt.peak_bytes <= self._budget_bytes:
+                    self._take(self._views[-1], dataclasses.replace(attempt, fits=True), "bound")
+                else:
+                    self._nearly = attempt
+            if self._is_proved() or math.isinf(self._bound_seconds):
+                self._deadline.end()
+
+    def _anneal_beside(self) -> None:
+        while not self._deadline.has_passed:
+            view = min(self._views, key=lambda view: view.best.seconds if view.best and view.best.fits else math.inf)
+            if view.best is None:
+                time.sleep(0.01)
+                continue
+            self._take_all(view, anneal.walks(view.graph, self._budget_bytes, view.best, self._deadline,
+                                              self._limits.seed + _OTHER_SEED, is_free=True,
+                                              known=lambda: view.best), "anneal beside")
 
 
-def _is_settled(best: _Best, history: list[float]) -> bool:
-    """Whether the latest turns gained so little that more of them are not worth the time."""
-    if best.attempt is None or len(history) <= _LATEST_TURNS:
-        return False
-    worth = _WORTH_GOING_ON * (best.seconds - best.bound_seconds)
-    if time.monotonic() - best.started > _PATIENT_SECONDS:
-        worth = max(worth, _WORTH_WAITING * best.bound_seconds)
-    return history[-1 - _LATEST_TURNS] - best.seconds < worth
-
-
-def _engines(view: _View, budget_bytes: int, until: float, seed: int,
-             turn: int) -> Iterator[tuple[str, Iterator[Attempt]]]:
-    if turn % 2 == 1:
-        half = time.monotonic() + (until - time.monotonic()) / 2
-        yield "anneal", anneal.walks(view.graph, budget_bytes, view.best, half, seed, is_free=True)
-    yield "rebuild", rebuild.rebuilds(view.graph, budget_bytes, view.best, until, seed)
-
-
-def _take(graph: Graph, budget_bytes: int, view: _View, attempt: Attempt, best: _Best, found_by: str) -> None:
-    """Keeps an attempt that improves on what is known, with the peak that the simulator finds for it."""
-    if attempt.fits and attempt.seconds >= best.seconds:
-        view.take(attempt)
-        return
-    peak_bytes = simulate(view.graph, plan_from_order(view.graph, attempt.order)).peak_bytes
-    judged = Attempt(attempt.order, peak_bytes, attempt.seconds, peak_bytes <= budget_bytes)
-    view.take(judged)
-    order = view.lift(attempt.order)
-    if view.graph is not graph:
-        peak_bytes = simulate(graph, plan_from_order(graph, order)).peak_bytes
-    best.take(Attempt(order, peak_bytes, attempt.seconds, peak_bytes <= budget_bytes), f"{found_by} on the {view.name}")
+def _peak_bytes(graph: Graph, order) -> int:
+    return simulate(graph, plan_from_order(graph, order)).peak_bytes
