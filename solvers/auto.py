@@ -39,6 +39,7 @@ _GREEDY_SHARE = 0.4            # of the time, as long as no plan fits
 _BOUND_SHARE = 0.25            # of the time, where there is one thread for both
 _FIRST_TURN_SECONDS = 1.0
 _REPAIR_SECONDS = 0.5
+_ANNEAL_SHARE = 0.6            # of a turn in free order
 _WORTH_GOING_ON = 0.01         # of the overhead, gained in the latest turns
 _WORTH_WAITING = 0.001         # of the step's time, gained in the latest turns, once somebody has waited that long:
 _PATIENT_SECONDS = 15.0
@@ -186,8 +187,8 @@ class _Search:
 
     def _engines(self, view: _View, until: Deadline, turn: int) -> Iterator[tuple[str, Iterator[Attempt]]]:
         seed = self._limits.seed + turn
-        if self._is_free and turn % 2 == 1:
-            half = Deadline(until.left_seconds / 2, until)
+        if self._is_free and turn > 0:
+            half = Deadline(_ANNEAL_SHARE * until.left_seconds, until)
             yield "anneal", anneal.walks(view.graph, self._budget_bytes, view.best, half, seed, is_free=True)
         yield "rebuild", rebuild.rebuilds(view.graph, self._budget_bytes, view.best, until, seed)
 
