@@ -39,6 +39,7 @@ _GREEDY_SHARE = 0.4            # of the time, as long as no plan fits
 _BOUND_SHARE = 0.25            # of the time, where there is one thread for both
 _FIRST_TURN_SECONDS = 1.0
 _REPAIR_SECONDS = 0.5
+_END_SECONDS = 0.2
 _ANNEAL_SHARE = 0.6            # of a turn in free order
 _WORTH_GOING_ON = 0.01         # of the overhead, gained in the latest turns
 _WORTH_WAITING = 0.001         # of the step's time, gained in the latest turns, once somebody has waited that long:
@@ -141,8 +142,7 @@ class _Search:
         self._deadline.end()
         self._child.cancel()
         if self._beside.ident is not None:
-            self._beside.join()
-        self._child.stop()
+            self._beside.join(_END_SECONDS)  # it may be in the middle of a large program; then it ends soon after
         if self._failure is not None:
             raise self._failure
 
@@ -243,6 +243,8 @@ class _Search:
             pass  # OR-Tools is not there, was ended or is out of memory: the bound stays what it is
         except BaseException as failure:
             self._failure = failure
+        finally:
+            self._child.stop()
 
     def _bound(self) -> None:
         scope = "any" if self._is_free else "fixed"

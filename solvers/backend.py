@@ -167,13 +167,15 @@ class Child:
     def ask(self, request: dict, seconds: float) -> dict | None:
         """The child's answer, or None where it takes longer than that. Raises SolverError if the child dies."""
         with self._lock:
+            if self._is_cancelled:
+                raise SolverError("This process for OR-Tools was cancelled: it takes no more models.")
             if self._process is None or self._process.poll() is not None:
                 # -P keeps this folder, whose names are generic, off the child's search path.
                 self.stop()
                 self._process = subprocess.Popen([sys.executable, "-P", str(_ENGINE)], stdin=subprocess.PIPE,
                                                  stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
             if self._is_cancelled:
-                self._process.kill()
+                self._process.kill()  # by who came in between
             try:
                 with concurrent.futures.ThreadPoolExecutor(1) as reader:
                     try:
@@ -200,6 +202,7 @@ class Child:
         process = self._process
         if process is not None:
             process.kill()
+            process.wait()
 
     def _talk(self, request: dict) -> dict:
         message = pickle.dumps(request)

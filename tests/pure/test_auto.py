@@ -1,13 +1,18 @@
 """The solver that is used when nobody chooses one."""
 
 import math
+import os
+import subprocess
+import time
 
 import pytest
 
+from checkmate_tf.ir.errors import SolverError
 from checkmate_tf.ir.graph import GraphBuilder
 from checkmate_tf.ir.simulate import keep_all_timeline, structural_floor
+from checkmate_tf.solvers import backend
 from checkmate_tf.solvers.auto import Auto
-from checkmate_tf.solvers.base import Limits, Status, StoppedBy, solve
+from checkmate_tf.solvers.base import Limits, Scope, Status, StoppedBy, solve
 from tests import oracle
 from tests.strategies import linear_net, random_graph
 
@@ -63,3 +68,114 @@ def test_without_a_plan_the_smallest_peak_reached_is_told():
     solution = solve(graph, 8, Auto(), Limits(seconds=0.1))
     assert solution.status is Status.UNKNOWN and solution.plan is None
     assert solution.stats["smallest_peak_bytes"] == 9
+
+
+def hard_net():
+    """A net that takes seconds to prove: sizes and costs without a pattern, and many values to choose from."""
+    builder = GraphBuilder()
+    forward = []
+    for layer in range(60):
+        forward.append(builder.op(f"layer{layer}", forward[-1:] + forward[-4:-3], bytes=100 + 37 * layer * layer % 91,
+                                  seconds=1.0 + layer * layer * 29 % 17))
+    gradient = []
+    for layer in reversed(range(60)):
+        gradient = [builder.op(f"gradient{layer}", [*gradient, forward[layer], *forward[max(0, layer - 4):layer]],
+                               bytes=100 + 53 * layer % 61, seconds=2.0 + layer * 31 % 13)]
+    return builder.build()
+
+
+def children():
+    """The processes that run OR-Tools for this one."""
+    listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(os.getpid())], capture_output=True, text=True).stdout
+    return {line.split()[0] for line in listed.splitlines() if "engine.py" in line and "<defunct>" not in line}
+
+
+@pytest.mark.parametrize("order, scope", [("fixed", Scope.FIXED), ("free", Scope.ANY)])
+def test_plan_and_bound_meet_and_the_scope_is_told(order, scope):
+    graph = linear_net(20)
+    solution = solve(graph, 16, Auto(order), Limits(seconds=60))
+    assert (solution.status, solution.stopped_by) == (Status.OPTIMAL, StoppedBy.DONE)
+    assert solution.stats["bound_scope"] == scope
+    assert solution.seconds == pytest.approx(solution.bound_seconds, rel=1e-5) and solution.seconds > graph.seconds
+
+
+def test_most_small_graphs_are_proved_in_both_orders():
+    proved = compared = 0
+    for seed in range(20):
+        graph = random_graph(seed, max_ops=7, min_ops=4)
+        floor_bytes, base_bytes = structural_floor(graph)[0], keep_all_timeline(graph).peak_bytes
+        for order, scope in (("fixed", "fixed"), ("free", "free")):
+            cheapest = oracle.cheapest(graph, (floor_bytes + base_bytes) // 2, scope)
+            solution = solve(graph, (floor_bytes + base_bytes) // 2, Auto(order), Limits(seconds=1))
+            assert solution.bound_seconds <= cheapest * (1 + 1e-6)
+            if solution.status is Status.OPTIMAL:
+                assert solution.seconds == pytest.approx(cheapest)
+                proved += 1
+            compared += cheapest < math.inf
+    assert proved > 0.6 * compared
+
+
+def test_in_fixed_order_first_runs_keep_to_it():
+    graph = hard_net()
+    budget = keep_all_timeline(graph).peak_bytes * 7 // 10
+    solution = solve(graph, budget, Auto("fixed"), Limits(seconds=2))
+    assert tuple(dict.fromkeys(solution.plan.order)) == graph.order
+    assert solution.stats["bound_scope"] == Scope.FIXED
+
+
+def test_progress_carries_the_bound():
+    seen = []
+    graph = hard_net()
+    solution = solve(graph, keep_all_timeline(graph).peak_bytes * 6 // 10, Auto(), Limits(seconds=4), seen.append)
+    bounds_seconds = [progress.bound_seconds for progress in seen]
+    assert bounds_seconds == sorted(bounds_seconds) and bounds_seconds[-1] > graph.seconds
+    assert solution.bound_seconds == pytest.approx(bounds_seconds[-1], rel=1e-6)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_no_process_is_left_behind_and_the_time_limit_is_kept(threads):
+    graph = hard_net()
+    before, started = children(), time.monotonic()
+    solution = solve(graph, keep_all_timeline(graph).peak_bytes // 2, Auto(), Limits(seconds=1.5, threads=threads))
+    assert time.monotonic() - started < 6.0
+    assert solution.plan is not None and children() <= before
+
+
+def test_an_interrupt_leaves_no_process_behind():
+    graph = hard_net()
+    before = children()
+
+    def interrupt_at_first_plan(progress):
+        raise KeyboardInterrupt
+
+    solution = solve(graph, keep_all_timeline(graph).peak_bytes // 2, Auto(), Limits(seconds=30),
+                     interrupt_at_first_plan)
+    assert solution.stopped_by is StoppedBy.INTERRUPT and solution.plan is not None and children() <= before
+
+
+def test_without_or_tools_there_is_a_plan_and_the_plain_bound(monkeypatch, tmp_path):
+    dying = tmp_path / "dying.py"
+    dying.write_text("import sys; sys.exit(3)")
+    monkeypatch.setattr(backend, "_ENGINE", dying)
+    graph = hard_net()
+    solution = solve(graph, keep_all_timeline(graph).peak_bytes * 7 // 10, Auto(), Limits(seconds=1))
+    assert solution.status is Status.FEASIBLE and solution.bound_seconds == graph.seconds
+
+
+def test_that_nothing_fits_is_proved_where_it_can_be():
+    # Both values are kept from their only run on, and "middle" makes 1 byte beside them.
+    builder = GraphBuilder()
+    first = builder.op("first", bytes=4, seconds=1.0, once="a stateful draw")
+    second = builder.op("second", [first], bytes=4, seconds=1.0, once="a stateful draw")
+    middle = builder.op("middle", [second], bytes=1, seconds=1.0)
+    builder.op("last", [first, middle], seconds=1.0)
+    graph = builder.build()
+    assert structural_floor(graph)[0] == 8
+    assert solve(graph, 8, Auto(), Limits(seconds=10)).status is Status.INFEASIBLE
+    in_order = solve(graph, 8, Auto("fixed"), Limits(seconds=10))
+    assert in_order.status is Status.UNKNOWN and in_order.stats["no_plan"]
+
+
+def test_an_unknown_order_is_refused():
+    with pytest.raises(SolverError, match='"random"'):
+        solve(linear_net(20), 12, Auto("random"))
