@@ -28,7 +28,8 @@ from checkmate_tf.solvers import greedy, moves, slots
 from checkmate_tf.solvers.base import Answer, Deadline, Limits, Progress, Report, StoppedBy
 
 _MOVES_BETWEEN_LOOKS_AT_THE_CLOCK = 10_000
-_FIRST_MOVES, _MOST_MOVES = 200_000, 8_000_000
+_FIRST_MOVES, _MORE_MOVES_PER_OP, _MOST_MOVES = 200_000, 300, 8_000_000
+_RESTART_MOVES_PER_OP, _MOST_RESTART_MOVES = 2_400, 2_000_000
 _RUNS = 24  # how often one op may run
 
 
@@ -43,6 +44,8 @@ class _Walk:
 
 
 _POLISH = _Walk(hot=1e-3, cold=1e-6)
+_FREE_POLISHES = (_Walk(hot=1e-3, cold=1e-6), _Walk(hot=2e-3, cold=1e-6, mix=(0.30, 0.20, 0.47)))
+_RESTARTS = (_Walk(hot=1e-1), _Walk(hot=3e-1, mix=(0.30, 0.20, 0.47)))
 _WALKS = (_Walk(), _Walk(aim=0.99), _Walk(hot=1e-1, cold=1e-4, aim=0.997), _Walk(aim=0.997, mix=(0.30, 0.20, 0.40)))
 
 
@@ -65,6 +68,8 @@ class Anneal:
         first = next(greedy.attempts(graph, budget_bytes, deadline, limits.seed))
         best, smallest_peak_bytes, count = first if first.fits else None, first.peak_bytes, 0
         for attempt in walks(graph, budget_bytes, first, deadline, limits.seed, self.order == "free", self.moves):
+            if attempt is None:
+                continue
             count += 1
             smallest_peak_bytes = min(smallest_peak_bytes, attempt.peak_bytes)
             if attempt.fits and (best is None or attempt.seconds < best.seconds):
@@ -77,11 +82,12 @@ class Anneal:
                       StoppedBy.TIME if deadline.has_passed else StoppedBy.DONE, stats=stats)
 
 
-def walks(graph: Graph, budget_bytes: int, start: greedy.Attempt, deadline: Deadline, seed: int,
-          is_free: bool, most_moves: int | None = None,
-          known: Callable[[], greedy.Attempt | None] = lambda: None) -> Iterator[greedy.Attempt]:
+def walks(graph: Graph, budget_bytes: int, start: greedy.Attempt, deadline: Deadline, seed: int, is_free: bool,
+          most_moves: int | None = None,
+          known: Callable[[], greedy.Attempt | None] = lambda: None) -> Iterator[greedy.Attempt | None]:
     """What each walk found, from any start, until the deadline or the moves are used up.
 
+    Between times it yields None, so that who has other things to do can do them and come back to the same walk.
     known: is asked before each walk for a better plan that somebody else may have found
     """
     problem, rules = slots.problem_from(graph), moves.order_rules(graph)
@@ -92,21 +98,36 @@ def walks(graph: Graph, budget_bytes: int, start: greedy.Attempt, deadline: Dead
         other = known()
         if other is not None and other.fits and (not best.fits or other.seconds < best.seconds):
             best = other
-        if number % 2 == 0:
-            walk, order = _POLISH, best.order
-        else:
-            walk, order = _WALKS[number // 2 % len(_WALKS)], graph.order if number // 2 % 2 == 0 else best.order
-        length = min(_FIRST_MOVES << (number // 4), _MOST_MOVES, moves_left)
+        walk, order, length = (_free_walk if is_free else _fixed_walk)(graph, best, number)
+        length = min(length, moves_left)
         moves_left -= length
-        found = _walk(graph, problem, rules, order, budget_bytes, walk, length, deadline, random, is_free)
-        if found.fits and (not best.fits or found.seconds < best.seconds):
-            best = found
-        yield found
+        for found in _walk(graph, problem, rules, order, budget_bytes, walk, length, deadline, random, is_free):
+            if found is not None and found.fits and (not best.fits or found.seconds < best.seconds):
+                best = found
+            yield found
         number += 1
 
 
+def _fixed_walk(graph, best, number) -> tuple[_Walk, Sequence[int], int]:
+    """The walk of this number, where it starts, and its moves: every other one polishes the best plan."""
+    length = min(_FIRST_MOVES << (number // 4), _MOST_MOVES)
+    if number % 2 == 0:
+        return _POLISH, best.order, length
+    return _WALKS[number // 2 % len(_WALKS)], graph.order if number // 2 % 2 == 0 else best.order, length
+
+
+def _free_walk(graph, best, number) -> tuple[_Walk, Sequence[int], int]:
+    """The same where first runs move: every fourth walk begins anew, hot and long, to find another order."""
+    turn, kind = divmod(number, 4)
+    if kind == 0:
+        length = min(_RESTART_MOVES_PER_OP * len(graph.ops), _MOST_RESTART_MOVES) << (turn // 4)
+        return _RESTARTS[turn % len(_RESTARTS)], graph.order, min(length, _MOST_MOVES)
+    length = min((_FIRST_MOVES + _MORE_MOVES_PER_OP * len(graph.ops)) << turn, _MOST_MOVES)
+    return (_WALKS[turn % len(_WALKS)] if kind == 3 else _FREE_POLISHES[kind - 1]), best.order, length
+
+
 def _walk(graph, problem, rules, order: Sequence[int], budget_bytes, walk, length, deadline, random,
-          is_free) -> greedy.Attempt:
+          is_free) -> Iterator[greedy.Attempt | None]:
     held_budget = budget_bytes - graph.resident_bytes
     schedule = slots.schedule_from(problem, order, int(walk.aim * held_budget), room=len(graph.ops), runs=_RUNS)
     state = moves.walk_for(problem, schedule)
@@ -118,10 +139,12 @@ def _walk(graph, problem, rules, order: Sequence[int], budget_bytes, walk, lengt
                      _MOVES_BETWEEN_LOOKS_AT_THE_CLOCK, temperatures[batch], temperatures[batch + 1])
         if deadline.has_passed:
             break
+        yield None
     best_cost = float(state.numbers[moves.BEST])
     if math.isinf(best_cost):
-        return greedy.attempt_from(graph, schedule)
+        yield greedy.attempt_from(graph, schedule)
+        return
     ended = np.flatnonzero(state.best < 0)
     found = state.best[:ended[0]] if len(ended) else state.best
     # The peak of the best plan was not kept, only that it fits.
-    return greedy.Attempt(tuple(found.tolist()), budget_bytes, best_cost * graph.seconds, True)
+    yield greedy.Attempt(tuple(found.tolist()), budget_bytes, best_cost * graph.seconds, True)

@@ -5,8 +5,8 @@
    are plans here, too, and where one fits it is the best there is.
 3. The greedy planner, on the graph as it is and on the shrunk one (see `passes`), where the optimizer runs as soon as
    it can: a plan in milliseconds to seconds.
-4. Rebuilding the better of both plans, then the other, in turns of growing length. In free order every second turn
-   begins with annealing: on real training steps with little memory, running a few ops earlier or later is
+4. Rebuilding the better of both plans, then the other, in turns of growing length. In free order every turn but the
+   first begins with annealing: on real training steps with little memory, running a few ops earlier or later is
    often worth more than any choice of what to recompute. When there is no more to learn about bounds, the second
    thread anneals, too.
 
@@ -36,16 +36,18 @@ from checkmate_tf.solvers.greedy import Attempt
 
 _GREEDY_ATTEMPTS = 2
 _GREEDY_SHARE = 0.4            # of the time, as long as no plan fits
-_BOUND_SHARE = 0.25            # of the time, where there is one thread for both
+_BOUND_SHARE = 0.6             # of the time, where the thread has something else to do then
+_HOPE_SHARE, _HOPE = 0.15, 0.7   # of the time, after which a bound must have reached this share of the plan's overhead
 _FIRST_TURN_SECONDS = 1.0
 _REPAIR_SECONDS = 0.5
 _END_SECONDS = 0.2
+_WORTH_SHRINKING = 0.9         # a graph larger than this share of the whole is no other view of it
 _ANNEAL_SHARE = 0.6            # of a turn in free order
 _WORTH_GOING_ON = 0.01         # of the overhead, gained in the latest turns
 _WORTH_WAITING = 0.001         # of the step's time, gained in the latest turns, once somebody has waited that long:
 _PATIENT_SECONDS = 15.0
 _LATEST_TURNS = 3
-_OTHER_SEED = 1_000_003         # more than the number of turns
+_OTHER_SEED = 1_000_003
 _ROUNDING = 1e-6               # what a bound may be above the cost of a plan, by rounding
 
 
@@ -82,6 +84,7 @@ class _View:
     graph: Graph
     lift: Lift
     best: Attempt | None = None
+    walks: Iterator[Attempt | None] | None = None  # of the annealer, resumed in every turn
 
     def take(self, attempt: Attempt) -> None:
         better = (self.best is None or attempt.fits > self.best.fits
@@ -114,12 +117,10 @@ class _Search:
     def run(self) -> StoppedBy:
         self._beside.start()
         if self._limits.threads < 2:
-            self._beside.join(_BOUND_SHARE * self._limits.seconds)
-            self._child.cancel()
             self._beside.join()
         if self._is_free:
             small, lift = shrink(self._graph)
-            if len(small.ops) < len(self._graph.ops):
+            if len(small.ops) < _WORTH_SHRINKING * len(self._graph.ops):
                 self._views.insert(0, _View("shrunk graph", small, lift))
         self._plan_greedily()
         turn_seconds = _FIRST_TURN_SECONDS
@@ -129,9 +130,13 @@ class _Search:
                 return StoppedBy.DONE
             for view in sorted(self._views, key=lambda view: view.best.seconds if view.best.fits else math.inf):
                 self._repair()
-                until = Deadline(turn_seconds, self._deadline)
-                for name, attempts in self._engines(view, until, turn=len(history) - 1):
-                    self._take_all(view, attempts, name)
+                turn = len(history) - 1
+                if self._is_free and turn > 0:
+                    view.walks = view.walks or self._walks(view, self._limits.seed)
+                    self._take_all(view, view.walks, "anneal", Deadline(_ANNEAL_SHARE * turn_seconds, self._deadline))
+                until = Deadline((1 - _ANNEAL_SHARE if turn > 0 else 1) * turn_seconds, self._deadline)
+                self._take_all(view, rebuild.rebuilds(view.graph, self._budget_bytes, view.best, until,
+                                                      self._limits.seed + turn), "rebuild")
             history.append(self._seconds)
             turn_seconds *= 1.5
         self._tell()
@@ -185,12 +190,9 @@ class _Search:
                 if count >= _GREEDY_ATTEMPTS and (self.best is not None or count > 2 * _GREEDY_ATTEMPTS):
                     break
 
-    def _engines(self, view: _View, until: Deadline, turn: int) -> Iterator[tuple[str, Iterator[Attempt]]]:
-        seed = self._limits.seed + turn
-        if self._is_free and turn > 0:
-            half = Deadline(_ANNEAL_SHARE * until.left_seconds, until)
-            yield "anneal", anneal.walks(view.graph, self._budget_bytes, view.best, half, seed, is_free=True)
-        yield "rebuild", rebuild.rebuilds(view.graph, self._budget_bytes, view.best, until, seed)
+    def _walks(self, view: _View, seed: int) -> Iterator[Attempt | None]:
+        return anneal.walks(view.graph, self._budget_bytes, view.best, self._deadline, seed, is_free=True,
+                            known=lambda: view.best)
 
     def _repair(self) -> None:
         """Makes the latest plan of the bounds fit, which is cheaper than any that does."""
@@ -201,9 +203,14 @@ class _Search:
             self._take_all(whole, rebuild.rebuilds(self._graph, self._budget_bytes, nearly, until, self._limits.seed),
                            "rebuild of a bound's plan")
 
-    def _take_all(self, view: _View, attempts: Iterator[Attempt], found_by: str) -> None:
+    def _take_all(self, view: _View, attempts: Iterator[Attempt | None], found_by: str,
+                  until: Deadline | None = None) -> None:
+        """Takes attempts until there are no more, or a deadline that they do not know themselves."""
         for attempt in attempts:
-            self._take(view, attempt, found_by)
+            if attempt is not None:
+                self._take(view, attempt, found_by)
+            if until is not None and until.has_passed:
+                break
 
     def _take(self, view: _View, attempt: Attempt, found_by: str) -> None:
         """Keeps an attempt that improves on what is known, with the peak that the simulator finds for it."""
@@ -248,7 +255,9 @@ class _Search:
 
     def _bound(self) -> None:
         scope = "any" if self._is_free else "fixed"
-        for finding in bounds.findings(self._graph, self._budget_bytes, scope, self._deadline, seed=self._limits.seed,
+        share = _BOUND_SHARE if self._is_free or self._limits.threads < 2 else 1.0
+        until = Deadline(share * self._limits.seconds, self._deadline)
+        for finding in bounds.findings(self._graph, self._budget_bytes, scope, until, seed=self._limits.seed,
                                        known=lambda: self.best.order if self.best is not None else None,
                                        child=self._child):
             with self._lock:
@@ -262,6 +271,14 @@ class _Search:
                     self._nearly = attempt
             if self._is_proved() or math.isinf(self._bound_seconds):
                 self._deadline.end()
+            if self._is_free and self._is_hopeless():
+                return
+
+    def _is_hopeless(self) -> bool:
+        """Whether after some time the bound is so far from the plan that a second search is the better use of a thread."""
+        is_late = time.monotonic() - self._started > _HOPE_SHARE * self._limits.seconds
+        base_seconds = self._graph.seconds
+        return is_late and self._bound_seconds - base_seconds < _HOPE * (self._seconds - base_seconds)
 
     def _anneal_beside(self) -> None:
         while not self._deadline.has_passed:
@@ -269,9 +286,7 @@ class _Search:
             if view.best is None:
                 time.sleep(0.01)
                 continue
-            self._take_all(view, anneal.walks(view.graph, self._budget_bytes, view.best, self._deadline,
-                                              self._limits.seed + _OTHER_SEED, is_free=True,
-                                              known=lambda: view.best), "anneal beside")
+            self._take_all(view, self._walks(view, self._limits.seed + _OTHER_SEED), "anneal")
 
 
 def _peak_bytes(graph: Graph, order) -> int:
