@@ -275,7 +275,7 @@ class _Search:
                 return
 
     def _is_hopeless(self) -> bool:
-        """Whether after some time the bound is so far from the plan that a second search is the better use of a thread."""
+        """Whether after some time the bound is so far from the plan that a second search is of more use."""
         is_late = time.monotonic() - self._started > _HOPE_SHARE * self._limits.seconds
         base_seconds = self._graph.seconds
         return is_late and self._bound_seconds - base_seconds < _HOPE * (self._seconds - base_seconds)

@@ -120,6 +120,22 @@ def test_resident_bytes_scratch_and_results_count():
     assert best_finding(graph, 7, "any")[0] == pytest.approx(oracle.cheapest(graph, 7, "free")) == pytest.approx(6.0)
 
 
+def test_an_input_that_is_kept_is_not_taken_over():
+    # "in place" takes over "a" (2) where that dies: 2 bytes in all. But "a" is read again at the end, so it is either kept
+    # (2 + 2 bytes) or made twice.
+    builder = GraphBuilder()
+    a = builder.op("a", bytes=2, seconds=3.0)
+    b = builder.op("in place", [a], bytes=2, seconds=1.0, reuses=[a])
+    c = builder.op("narrow", [b], bytes=0, seconds=1.0)
+    builder.op("last", [a, c], bytes=0, seconds=1.0)
+    graph = builder.build()
+    assert oracle.cheapest(graph, 2, "free") == 9.0 and oracle.cheapest(graph, 4, "free") == 6.0
+    program = CutProgram(graph, 2, cuts.phases(graph, (1,), "any"))
+    outcome = program.model.solve(Engine.HIGHS, seconds=10, gap=0.0, seed=0)
+    assert outcome.bound / program.cost_unit == pytest.approx(9.0)
+    assert best_finding(graph, 2, "any")[0] == pytest.approx(9.0)
+
+
 def test_cuts_of_any_order_follow_reads_control_edges_and_overwritten_values():
     builder = GraphBuilder()
     a = builder.op("a", bytes=1)
