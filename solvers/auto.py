@@ -37,7 +37,8 @@ from checkmate_tf.solvers.greedy import Attempt
 _GREEDY_ATTEMPTS = 2
 _GREEDY_SHARE = 0.4            # of the time, as long as no plan fits
 _BOUND_SHARE = 0.6             # of the time, where the thread has something else to do then
-_HOPE_SHARE, _HOPE = 0.15, 0.7   # of the time, after which a bound must have reached this share of the plan's overhead
+_HOPE_SECONDS, _HOPE_SHARE = 5.0, 0.2  # of the time: after that a bound must have reached
+_HOPE = 0.6                    # of the plan's overhead
 _FIRST_TURN_SECONDS = 1.0
 _REPAIR_SECONDS = 0.5
 _END_SECONDS = 0.2
@@ -45,7 +46,7 @@ _WORTH_SHRINKING = 0.9         # a graph larger than this share of the whole is 
 _ANNEAL_SHARE = 0.6            # of a turn in free order
 _WORTH_GOING_ON = 0.01         # of the overhead, gained in the latest turns
 _WORTH_WAITING = 0.001         # of the step's time, gained in the latest turns, once somebody has waited that long:
-_PATIENT_SECONDS = 15.0
+_PATIENT_SECONDS = 20.0
 _LATEST_TURNS = 3
 _OTHER_SEED = 1_000_003
 _ROUNDING = 1e-6               # what a bound may be above the cost of a plan, by rounding
@@ -111,6 +112,7 @@ class _Search:
         self._lock = threading.Lock()
         self._views = [_View("whole graph", graph, tuple)]
         self._child = Child()
+        self._is_bounding = True
         self._failure: BaseException | None = None
         self._beside = threading.Thread(target=self._run_beside, name="bounds", daemon=True)
 
@@ -175,6 +177,8 @@ class _Search:
     def _is_settled(self, history: list[float]) -> bool:
         """Whether the latest turns gained so little that more of them are not worth the time."""
         if self.best is None or len(history) <= _LATEST_TURNS:
+            return False
+        if self._is_bounding and time.monotonic() - self._started < _PATIENT_SECONDS:
             return False
         worth = _WORTH_GOING_ON * (self._seconds - self._bound_seconds)
         if time.monotonic() - self._started > _PATIENT_SECONDS:
@@ -244,6 +248,7 @@ class _Search:
     def _run_beside(self) -> None:
         try:
             self._bound()
+            self._is_bounding = False
             if self._limits.threads >= 2 and self._is_free:
                 self._anneal_beside()
         except (SolverError, MemoryError):
@@ -251,6 +256,7 @@ class _Search:
         except BaseException as failure:
             self._failure = failure
         finally:
+            self._is_bounding = False
             self._child.stop()
 
     def _bound(self) -> None:
@@ -276,7 +282,7 @@ class _Search:
 
     def _is_hopeless(self) -> bool:
         """Whether after some time the bound is so far from the plan that a second search is of more use."""
-        is_late = time.monotonic() - self._started > _HOPE_SHARE * self._limits.seconds
+        is_late = time.monotonic() - self._started > max(_HOPE_SECONDS, _HOPE_SHARE * self._limits.seconds)
         base_seconds = self._graph.seconds
         return is_late and self._bound_seconds - base_seconds < _HOPE * (self._seconds - base_seconds)
 
