@@ -30,6 +30,7 @@ from checkmate_tf.ir.simulate import keep_all_timeline
 from checkmate_tf.ir.verify import verify_graph
 from checkmate_tf.solvers import Limits, get, names, solve
 from checkmate_tf.solvers.__main__ import budget_from_text
+from checkmate_tf.solvers.base import Scope
 
 _WIDTH = 140  # of a table that goes to a file
 _PUBLISHED = pathlib.Path(__file__).with_name("published.json")
@@ -143,7 +144,7 @@ def print_table(console: Console, rows: Sequence[Row], reference: str | None = N
             table.add_section()
         case = (row.instance, row.budget)
         solver = rf"\[{row.solver}]" if row.is_published else row.solver
-        bound = _text(row.bound, "{:.3%}") + ("*" if row.bound_scope else "")
+        bound = _text(row.bound, "{:.3%}") + ("*" if row.bound_scope not in ("", Scope.ANY) else "")
         table.add_row(row.instance, f"{row.budget:.3g}", solver, _text(row.cost, "{:.6g}"), _text(row.overhead, "{:.3%}"),
                       _text(row.peak, "{:.1%}"), "yes" if row.feasible else row.status, bound, f"{row.seconds:.2f}")
     console.print(table)

@@ -11,10 +11,19 @@ from checkmate_tf.ir.errors import SolverError
 from checkmate_tf.ir.graph import GraphBuilder
 from checkmate_tf.ir.simulate import keep_all_timeline, structural_floor
 from checkmate_tf.solvers import backend
+from checkmate_tf.solvers.anneal import Anneal
 from checkmate_tf.solvers.auto import Auto
 from checkmate_tf.solvers.base import Limits, Scope, Status, StoppedBy, solve
+from checkmate_tf.solvers.rebuild import Rebuild
 from tests import oracle
 from tests.strategies import linear_net, random_graph
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled():
+    """Compiles what is compiled on first use, so that the tests measure searching."""
+    for solver in (Rebuild(rounds=2), Anneal("free", moves=1000)):
+        solve(linear_net(6), 7, solver)
 
 
 def test_what_fits_is_kept():
