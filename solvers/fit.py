@@ -12,19 +12,23 @@ import numpy as np
 
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.solvers import drops, greedy, slots
+from checkmate_tf.solvers.base import Deadline
 
 _LONGEST = 40_000
 
 
-def fitted(graph: Graph, order: Sequence[int], budget_bytes: int, deadline: float = math.inf) -> tuple[int, ...]:
-    """The order with the recomputations that the budget asks for, if need be, and without those that it does not."""
+def fitted(graph: Graph, order: Sequence[int], budget_bytes: int, seconds: float = math.inf) -> tuple[int, ...]:
+    """The order with the recomputations that the budget asks for, if need be, and without those that it does not.
+
+    seconds: how long recomputations may be looked for
+    """
     if len(order) > _LONGEST:
         return tuple(order)
     problem = slots.problem_from(graph)
     schedule = slots.schedule_from(problem, order, budget_bytes - graph.resident_bytes, slots_per_step=3)
     if schedule.counters[slots.OVERFLOW] > 0:
         candidates = drops.candidates_of(problem)
-        greedy.lower(problem, schedule, candidates, np.ones(len(candidates)), 0.1, deadline)
+        greedy.lower(problem, schedule, candidates, np.ones(len(candidates)), 0.1, Deadline(seconds))
     if schedule.counters[slots.OVERFLOW] == 0:
         drops.tidy(problem, schedule)
     return tuple(slots.order_of(schedule).tolist())

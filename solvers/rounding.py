@@ -100,7 +100,7 @@ class Rounding:
                 if time.monotonic() > deadline and best is not None:
                     break
         for _, order in sorted(too_large)[:_REPAIRS] if best is None else ():
-            order = fitted(graph, order, budget_bytes, deadline + _REPAIR_SECONDS)
+            order = fitted(graph, order, budget_bytes, deadline - time.monotonic() + _REPAIR_SECONDS)
             timeline = simulate(graph, plan_from_order(graph, order))
             if timeline.peak_bytes <= budget_bytes and timeline.seconds < best_seconds:
                 best, best_seconds, stats["repaired"] = order, timeline.seconds, True
