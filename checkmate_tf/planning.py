@@ -18,7 +18,7 @@ import os
 import pathlib
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -34,15 +34,16 @@ from checkmate_tf.ir.errors import (BudgetError, InfeasibleBudgetError, NotCompi
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.placement import place
 from checkmate_tf.ir.plan import Plan, plan_from_order
-from checkmate_tf.ir.simulate import Timeline, keep_all_timeline, structural_floor
+from checkmate_tf.ir.simulate import Timeline, keep_all_timeline, simulate, structural_floor
 from checkmate_tf.ir.units import format_bytes, parse_bytes
 from checkmate_tf.profiles import Profile
-from checkmate_tf.solvers import Limits, Solution, Solver
+from checkmate_tf.solvers import Limits, Solution, Solver, Status
 
 DEVICE_MARGIN = 0.1
 _ALLOWANCE = 0.05               # of what is not resident, left to the allocator in the first round
 _LEAST_STEP = 0.005             # of the same, by which a target changes from round to round
 _ROUNDS = 4
+_MOST_PLACED = 30
 _MARGIN = 0.1                   # of the same, on a budget that an error says will do
 _MINIMUM_SEARCH_STEPS = 6
 _MINIMUM_SEARCH_SHARE = 0.05
@@ -152,9 +153,10 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
                  surplus_bytes: int = 0) -> Solution:
     """A plan whose peak, as its values come to lie, stays under the budget less what was measured beyond that before.
 
-    Each round solves for a target below that; where the plan takes more when placed, the next target is as much lower,
-    where there is no plan, higher. The time limit is for all rounds. If none of the plans found fits when placed, the
-    one that comes closest is the answer, and a measurement decides. Raises InfeasibleBudgetError without any plan.
+    Each round solves for a target below that and places the plans that were the best at some time, the cheapest first.
+    Where all take more, the next target is as much lower, where there is no plan, higher. The time limit is for all
+    rounds. If none of the plans found fits when placed, the one that comes closest is the answer, and a measurement
+    decides. Raises InfeasibleBudgetError without any plan.
     """
     limit_bytes = budget_bytes - surplus_bytes
     spread = max(0, limit_bytes - prepared.residents.total)
@@ -166,27 +168,53 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
     deadline = time.monotonic() + limits.seconds
     for number in range(_ROUNDS):
         left = max(0.0, deadline - time.monotonic())
-        seconds = left if number == _ROUNDS - 1 else left / 2
-        solution = solvers.solve(prepared.graph, target_bytes, solver, dataclasses.replace(limits, seconds=seconds), report)
+        shared = dataclasses.replace(limits, seconds=left if number == _ROUNDS - 1 else left / 2, seed=limits.seed + number)
+        orders: list[tuple[int, ...]] = []
+        solution = solvers.solve(prepared.graph, target_bytes, solver, shared, _noting(orders, report))
         if solution.plan is None:
             too_low_bytes = target_bytes
             if closest is not None or target_bytes >= limit_bytes:
                 break
             target_bytes = limit_bytes if number >= _ROUNDS - 2 else (target_bytes + limit_bytes + 1) // 2
             continue
-        placed_bytes = prepared.placed_bytes(solution.plan)
-        found = dataclasses.replace(solution, budget_bytes=budget_bytes,
-                                    stats={**solution.stats, "placed_peak_bytes": placed_bytes})
-        if closest is None or placed_bytes < closest.stats["placed_peak_bytes"]:
-            closest = found
-        if placed_bytes <= limit_bytes:
-            return found
-        target_bytes = min(target_bytes, solution.peak_bytes) - max(placed_bytes - limit_bytes, int(_LEAST_STEP * spread))
+        found = _best_placed(prepared, solution, orders, limit_bytes)
+        if closest is None or found.placed_peak_bytes < closest.placed_peak_bytes:
+            closest = dataclasses.replace(found, budget_bytes=budget_bytes)
+        if closest.placed_peak_bytes <= limit_bytes:
+            return closest
+        over_bytes = found.placed_peak_bytes - limit_bytes
+        target_bytes = min(target_bytes, found.peak_bytes) - max(over_bytes, int(_LEAST_STEP * spread))
         if target_bytes <= too_low_bytes:
             break
     if closest is None:
         raise infeasible(prepared, budget_bytes, solver, limits, surplus_bytes)
     return closest
+
+
+def _noting(orders: list[tuple[int, ...]], report):
+    """The same report, noting every plan that is told."""
+    def noting(progress):
+        if progress.order is not None and (not orders or orders[-1] != progress.order):
+            orders.append(progress.order)
+        report(progress)
+    return noting
+
+
+def _best_placed(prepared: Prepared, solution: Solution, orders: Sequence[tuple[int, ...]], limit_bytes: int) -> Solution:
+    """Of a solution and the plans that came before it, dearer ones first, the cheapest that fits when placed; the one that
+    comes closest if none does."""
+    best = None
+    for order in [solution.plan.order, *reversed(orders)][:_MOST_PLACED]:
+        plan = plan_from_order(prepared.graph, order)
+        placed_bytes = prepared.placed_bytes(plan)
+        if best is None or placed_bytes < best.placed_peak_bytes:
+            best = dataclasses.replace(solution, plan=plan, timeline=simulate(prepared.graph, plan),
+                                       stats={**solution.stats, "placed_peak_bytes": placed_bytes})
+        if placed_bytes <= limit_bytes:
+            break
+    if best.seconds > solution.seconds and best.status is Status.OPTIMAL:
+        best = dataclasses.replace(best, status=Status.FEASIBLE)
+    return best
 
 
 def place_keep_all(prepared: Prepared) -> int:

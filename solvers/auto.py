@@ -243,7 +243,8 @@ class _Search:
         if threading.current_thread() is not self._beside and now != self._told:
             self._told = now
             incumbent_seconds = self._seconds if self.best is not None else None
-            self._report(Progress(incumbent_seconds, self._bound_seconds, time.monotonic() - self._started))
+            self._report(Progress(incumbent_seconds, self._bound_seconds, time.monotonic() - self._started,
+                                  self.best.order if self.best is not None else None))
 
     def _run_beside(self) -> None:
         try:

@@ -83,11 +83,13 @@ class Deadline:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Progress:
-    """A moment of a search: the best cost so far (None before the first plan), a lower bound, seconds spent."""
+    """A moment of a search: the best cost so far (None before the first plan), a lower bound, seconds spent, and the plan
+    as an order of computations, from solvers that tell."""
 
     incumbent_seconds: float | None
     bound_seconds: float
     elapsed_seconds: float
+    order: tuple[int, ...] | None = None
 
 
 Report = Callable[[Progress], None]
