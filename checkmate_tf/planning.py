@@ -34,16 +34,18 @@ from checkmate_tf.ir.errors import (BudgetError, InfeasibleBudgetError, NotCompi
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.placement import place
 from checkmate_tf.ir.plan import Plan, plan_from_order
+from checkmate_tf.ir.repair import repaired
 from checkmate_tf.ir.simulate import Timeline, keep_all_timeline, simulate, structural_floor
 from checkmate_tf.ir.units import format_bytes, parse_bytes
 from checkmate_tf.profiles import Profile
-from checkmate_tf.solvers import Limits, Solution, Solver, Status
+from checkmate_tf.solvers import Limits, Solution, Solver, Status, ignore_progress
 
 DEVICE_MARGIN = 0.1
 _ALLOWANCE = 0.05               # of what is not resident, left to the allocator in the first round
 _LEAST_STEP = 0.005             # of the same, by which a target changes from round to round
 _ROUNDS = 4
 _MOST_PLACED = 30
+_REPAIR_SHARE = 0.08            # of the time, in each round
 _MARGIN = 0.1                   # of the same, on a budget that an error says will do
 _MINIMUM_SEARCH_STEPS = 6
 _MINIMUM_SEARCH_SHARE = 0.05
@@ -154,7 +156,8 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
     """A plan whose peak, as its values come to lie, stays under the budget less what was measured beyond that before.
 
     Each round solves for a target below that and places the plans that were the best at some time, the cheapest first.
-    Where all take more, the next target is as much lower, where there is no plan, higher. The time limit is for all
+    Where all take more, the order of the one that comes closest is repaired for a while; then the next target is as much
+    lower as it still takes more. Where there is no plan, it is higher. The time limit is for all
     rounds. If none of the plans found fits when placed, the one that comes closest is the answer, and a measurement
     decides. Raises InfeasibleBudgetError without any plan.
     """
@@ -177,7 +180,8 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
                 break
             target_bytes = limit_bytes if number >= _ROUNDS - 2 else (target_bytes + limit_bytes + 1) // 2
             continue
-        found = _best_placed(prepared, solution, orders, limit_bytes)
+        found = _repaired(prepared, _best_placed(prepared, solution, orders, limit_bytes), limit_bytes,
+                          min(_REPAIR_SHARE * limits.seconds, max(0.0, deadline - time.monotonic())), shared.seed)
         if closest is None or found.placed_peak_bytes < closest.placed_peak_bytes:
             closest = dataclasses.replace(found, budget_bytes=budget_bytes)
         if closest.placed_peak_bytes <= limit_bytes:
@@ -215,6 +219,18 @@ def _best_placed(prepared: Prepared, solution: Solution, orders: Sequence[tuple[
     if best.seconds > solution.seconds and best.status is Status.OPTIMAL:
         best = dataclasses.replace(best, status=Status.FEASIBLE)
     return best
+
+
+def _repaired(prepared: Prepared, solution: Solution, limit_bytes: int, seconds: float, seed: int) -> Solution:
+    """The same runs in an order that takes less when placed, if that is needed and one is found in the time."""
+    if solution.placed_peak_bytes <= limit_bytes:
+        return solution
+    graph = prepared.graph
+    plan, placed_bytes = repaired(graph, solution.plan.order, prepared.placed_bytes, limit_bytes, seconds, seed)
+    if placed_bytes >= solution.placed_peak_bytes:
+        return solution
+    return dataclasses.replace(solution, plan=plan, timeline=simulate(graph, plan),
+                               stats={**solution.stats, "placed_peak_bytes": placed_bytes})
 
 
 def place_keep_all(prepared: Prepared) -> int:
@@ -327,9 +343,11 @@ def _smallest_reached(prepared: Prepared, solver: Solver, limits: Limits, above_
         if high - low <= 0.01 * high:
             break
         middle = (low + high) // 2
-        found = solvers.solve(prepared.graph, middle, solver, quick)
-        placed_bytes = prepared.placed_bytes(found.plan) if found.plan is not None else high
-        low, high = (low, placed_bytes) if placed_bytes < high else (middle, high)
+        orders: list[tuple[int, ...]] = []
+        found = solvers.solve(prepared.graph, middle, solver, quick, _noting(orders, ignore_progress))
+        if found.plan is not None:
+            found = _repaired(prepared, _best_placed(prepared, found, orders, middle), middle, quick.seconds / 3, 0)
+        low, high = (low, found.placed_peak_bytes) if found.plan is not None and found.placed_peak_bytes < high else (middle, high)
     return max(high, above_bytes + 1)
 
 
