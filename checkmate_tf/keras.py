@@ -232,8 +232,8 @@ class Checkmate:
 
     def _plan_again(self, step: _Step, peak_bytes: int) -> None:
         over_bytes = peak_bytes - step.solution.budget_bytes
-        # What the allocator takes on top differs from plan to plan: each time a larger part of it more is left free.
-        surplus_bytes = int(_SURPLUS_GROWTH ** step.replans * max(over_bytes, peak_bytes - step.solution.placed_peak_bytes))
+        # What the allocator takes on top differs from plan to plan, so a little more than this one's is left free.
+        surplus_bytes = step.surplus_bytes + int(_SURPLUS_GROWTH * over_bytes)
         self._plan_for_less(step, surplus_bytes, f"The step's peak was {format_bytes(peak_bytes)}, {format_bytes(over_bytes)} "
                             "above the budget: the allocator took more than simulated.")
 

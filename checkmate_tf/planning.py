@@ -43,7 +43,9 @@ from checkmate_tf.solvers import Limits, Solution, Solver, Status, ignore_progre
 DEVICE_MARGIN = 0.1
 _ALLOWANCE = 0.05               # of what is not resident, left to the allocator in the first round
 _LEAST_STEP = 0.005             # of the same, by which a target changes from round to round
-_ROUNDS = 4
+_ROUNDS = 8
+_ROUND_SHARE = 0.4              # of the time that is left, in each but the last
+_MOST_RAISES = 1                # of the target, when nothing is found, before the limit itself
 _MOST_PLACED = 30
 _REPAIR_SHARE = 0.08            # of the time, in each round
 _MARGIN = 0.1                   # of the same, on a budget that an error says will do
@@ -157,9 +159,9 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
 
     Each round solves for a target below that and places the plans that were the best at some time, the cheapest first.
     Where all take more, the order of the one that comes closest is repaired for a while; then the next target is as much
-    lower as it still takes more. Where there is no plan, it is higher. The time limit is for all
-    rounds. If none of the plans found fits when placed, the one that comes closest is the answer, and a measurement
-    decides. Raises InfeasibleBudgetError without any plan.
+    lower as it still takes more. Where there is no plan, it is higher. The time limit is for all rounds. If none of the
+    plans found fits when placed, the one that comes closest is the answer, and a measurement decides. Raises
+    InfeasibleBudgetError without any plan.
     """
     limit_bytes = budget_bytes - surplus_bytes
     spread = max(0, limit_bytes - prepared.residents.total)
@@ -171,25 +173,32 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
     deadline = time.monotonic() + limits.seconds
     for number in range(_ROUNDS):
         left = max(0.0, deadline - time.monotonic())
-        shared = dataclasses.replace(limits, seconds=left if number == _ROUNDS - 1 else left / 2, seed=limits.seed + number)
+        seconds = left if number == _ROUNDS - 1 else _ROUND_SHARE * left
+        shared = dataclasses.replace(limits, seconds=seconds, seed=limits.seed + number)
         orders: list[tuple[int, ...]] = []
         solution = solvers.solve(prepared.graph, target_bytes, solver, shared, _noting(orders, report))
         if solution.plan is None:
             too_low_bytes = target_bytes
-            if closest is not None or target_bytes >= limit_bytes:
+            if target_bytes >= limit_bytes:
                 break
-            target_bytes = limit_bytes if number >= _ROUNDS - 2 else (target_bytes + limit_bytes + 1) // 2
-            continue
-        found = _repaired(prepared, _best_placed(prepared, solution, orders, limit_bytes), limit_bytes,
-                          min(_REPAIR_SHARE * limits.seconds, max(0.0, deadline - time.monotonic())), shared.seed)
-        if closest is None or found.placed_peak_bytes < closest.placed_peak_bytes:
-            closest = dataclasses.replace(found, budget_bytes=budget_bytes)
-        if closest.placed_peak_bytes <= limit_bytes:
-            return closest
-        over_bytes = found.placed_peak_bytes - limit_bytes
-        target_bytes = min(target_bytes, found.peak_bytes) - max(over_bytes, int(_LEAST_STEP * spread))
-        if target_bytes <= too_low_bytes:
+        else:
+            found = _repaired(prepared, _best_placed(prepared, solution, orders, limit_bytes), limit_bytes,
+                              min(_REPAIR_SHARE * limits.seconds, max(0.0, deadline - time.monotonic())), shared.seed)
+            if closest is None or found.placed_peak_bytes < closest.placed_peak_bytes:
+                closest = dataclasses.replace(found, budget_bytes=budget_bytes)
+            if closest.placed_peak_bytes <= limit_bytes:
+                return closest
+            over_bytes = found.placed_peak_bytes - limit_bytes
+            target_bytes = min(target_bytes, found.peak_bytes) - max(over_bytes, int(_LEAST_STEP * spread))
+        if target_bytes <= too_low_bytes:  # somewhere between what failed and what was found, with another seed
+            highest_bytes = limit_bytes if closest is None else closest.peak_bytes
+            is_last = closest is None and number >= _MOST_RAISES
+            target_bytes = highest_bytes if is_last else (too_low_bytes + highest_bytes + 1) // 2
+        if time.monotonic() >= deadline:
             break
+    if closest is None and surplus_bytes > _LEAST_STEP * spread:  # another plan may well take less beyond its placement
+        halved = dataclasses.replace(limits, seconds=limits.seconds / 2, seed=limits.seed + _ROUNDS)
+        return solve_within(prepared, budget_bytes, solver, halved, report, surplus_bytes // 2)
     if closest is None:
         raise infeasible(prepared, budget_bytes, solver, limits, surplus_bytes)
     return closest

@@ -22,8 +22,8 @@ COPIES = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't acc
 
 
 class FakePeaks:
-    """Stands in for the allocator's statistics: these peaks of runs in turn, the true ones when planning and
-    afterwards.
+    """Stands in for the allocator's statistics: these peaks of checked runs in turn, then the true ones; none in other
+    runs and when planning, where what is held is true.
 
     resets counts how often a peak was reset.
     """
@@ -40,7 +40,9 @@ class FakePeaks:
 
     def memory(self):
         armed, self.armed = self.armed, False
-        return (0, self.peaks.pop(0)) if armed and self.peaks else self.real_memory()
+        if armed:
+            return (0, self.peaks.pop(0)) if self.peaks else self.real_memory()
+        return self.real_memory()[0], 0
 
 
 @pytest.fixture(scope="module")
@@ -334,6 +336,24 @@ def test_the_peak_of_each_of_the_first_three_runs_counts_and_none_is_reset_later
     assert fake.resets == high_run + 3
     assert model.checkmate.measured_peak_bytes == 3000
     assert_same_variables(model, _plain_after(high_run + 5, batch))
+
+
+def test_a_later_run_above_the_budget_is_planned_again_and_never_ends_the_training(batch, monkeypatch):
+    model = _sgd()
+    budget = tight_budget(model, *batch, share=0.9)
+    recompute(model, budget=budget)
+    for _ in range(4):
+        model.train_on_batch(*batch)
+    settled = model.checkmate.solution
+    with monkeypatch.context() as patch:
+        patch.setattr(measure, "measured_memory", lambda: (0, budget + 1000))
+        model.train_on_batch(*batch)
+    assert model.checkmate.solution is not settled
+    monkeypatch.setattr(measure, "measured_memory", lambda: (0, budget + 100_000_000))
+    with pytest.warns(UserWarning, match="training goes on under the present one"):
+        for _ in range(5):
+            model.train_on_batch(*batch)
+    assert_same_variables(model, _plain_after(10, batch))
 
 
 def test_a_peak_that_stays_above_the_budget_is_an_error(batch, monkeypatch):
