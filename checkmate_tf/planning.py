@@ -42,13 +42,13 @@ from checkmate_tf.solvers import Limits, Solution, Solver, Status, ignore_progre
 
 DEVICE_MARGIN = 0.1
 _ALLOWANCE = 0.05               # of what is not resident, left to the allocator in the first round
-_LEAST_STEP = 0.005             # of the same, by which a target changes from round to round
+_LEAST_STEP = 0.005             # of what is not resident, by which a target changes from round to round
 _ROUNDS = 8
 _ROUND_SHARE = 0.4              # of the time that is left, in each but the last
 _MOST_RAISES = 1                # of the target, when nothing is found, before the limit itself
 _MOST_PLACED = 30
 _REPAIR_SHARE = 0.08            # of the time, in each round
-_MARGIN = 0.1                   # of the same, on a budget that an error says will do
+_MARGIN = 0.1                   # of what is not resident, on a budget that an error says will do
 _MINIMUM_SEARCH_STEPS = 6
 _MINIMUM_SEARCH_SHARE = 0.05
 

@@ -9,7 +9,7 @@ depends on the order of sizes, and two plans of the same peak can differ by a te
 
 `place` plays a plan twice into an allocator that has made the residents first, each with a temporary of the same size,
 as initializers do: what that leaves free is where the step has to find room. The layout of a real process differs in
-small things; on the networks of the benchmark the peaks come out within some percent of what is measured.
+small things; on the networks of the benchmark the peaks come out within a tenth of what is measured, on either side.
 
 The rules are those of TensorFlow 2.21 (`bfc_allocator.cc`), which the GPU's allocator and both of the CPU's share. The
 tests compare with a naive map of bytes, and with the real allocator.
