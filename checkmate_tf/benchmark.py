@@ -24,7 +24,6 @@ from checkmate_tf import planning, zoo
 from checkmate_tf.bridge import measure as device
 from checkmate_tf.bridge import variables
 from checkmate_tf.bridge.emit import emit
-from checkmate_tf.bridge.trace import batch_specs
 from checkmate_tf.ir.errors import UnsupportedError
 from checkmate_tf.ir.plan import plan_from_order
 from checkmate_tf.ir.units import format_bytes
@@ -86,7 +85,7 @@ def measure(name: str, shares: Sequence[float]) -> None:
                 "saved_plan_seconds": _saved_plan_seconds(model, solution, x, y, workload.batch_size),
                 "solver": solution.stats.get("found_by", solution.solver), "solve_seconds": solution.stats["solve_seconds"]}
     checkmate_tf.restore(model)
-    prepared = planning.prepare(model, batch_specs(batch), "auto", lambda text: None, batch_is_there=True)
+    prepared = planning.prepare(model, batch, "auto", lambda text: None, batch_is_there=True)
     traced, graph = prepared.traced, prepared.graph
     steps = {"keep": emit(traced, graph, plan_from_order(graph, graph.order))}
     steps |= {share: emit(traced, graph, plan) for share, plan in plans.items()}

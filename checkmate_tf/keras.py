@@ -133,7 +133,7 @@ class Checkmate:
             narrator = Narrator(self.settings.verbose)
             with narrator:
                 planning.build(self._model, data)
-                prepared = planning.prepare(self._model, specs, self.settings.profile, narrator.stage,
+                prepared = planning.prepare(self._model, data, self.settings.profile, narrator.stage,
                                             batch_is_there=True)
                 solution = self._first_solution(prepared, narrator)
                 narrator.stage("writing the step")
@@ -232,8 +232,11 @@ class Checkmate:
 
     def _plan_again(self, step: _Step, peak_bytes: int) -> None:
         over_bytes = peak_bytes - step.solution.budget_bytes
-        # What the allocator takes on top differs from plan to plan, so a little more than this one's is left free.
-        surplus_bytes = step.surplus_bytes + int(_SURPLUS_GROWTH * over_bytes)
+        places = step.prepared.places
+        places.look_again(step.solution.plan)
+        # What free memory does not explain differs from plan to plan, so a little more than this one's is left free.
+        unexplained_bytes = max(0, peak_bytes - places.placed_bytes(step.solution.plan, 0))
+        surplus_bytes = int(_SURPLUS_GROWTH * unexplained_bytes)
         self._plan_for_less(step, surplus_bytes, f"The step's peak was {format_bytes(peak_bytes)}, {format_bytes(over_bytes)} "
                             "above the budget: the allocator took more than simulated.")
 

@@ -1,7 +1,7 @@
 """From a model and one batch to a solved plan: what `compile`, `plan` and `estimate` share.
 
     build(model, data)            variables, slots and metric states exist
-    prepare(model, specs, ...)    Prepared: the traced step and its priced graph, with what is resident
+    prepare(model, data, ...)     Prepared: the traced step and its priced graph, with what is resident
     budget_bytes(budget, ...)     "2GB", 0.6, "auto" -> bytes
     solve_within(prepared, ...)   Solution, or InfeasibleBudgetError with floor, cause and remedies
 
@@ -10,6 +10,7 @@ its values come to lie (`placement`), and made anew for less as long as that tak
 """
 
 import dataclasses
+import functools
 import gc
 import hashlib
 import math
@@ -28,11 +29,11 @@ from checkmate_tf import profiles, solvers
 from checkmate_tf.bridge import measure
 from checkmate_tf.bridge.extract import extract
 from checkmate_tf.bridge.price import price
-from checkmate_tf.bridge.trace import Traced, batch_specs, trace
+from checkmate_tf.bridge.rehearse import Places
+from checkmate_tf.bridge.trace import Traced, batch_specs, flatten_batch, trace
 from checkmate_tf.ir.errors import (BudgetError, InfeasibleBudgetError, NotCompiledError, ProfileError, SolverError,
                                     UnsupportedError)
 from checkmate_tf.ir.graph import Graph
-from checkmate_tf.ir.placement import place
 from checkmate_tf.ir.plan import Plan, plan_from_order
 from checkmate_tf.ir.repair import repaired
 from checkmate_tf.ir.simulate import Timeline, keep_all_timeline, simulate, structural_floor
@@ -83,10 +84,7 @@ class Prepared:
     residents: Residents
     base: Timeline
     profile: Profile
-
-    def placed_bytes(self, plan: Plan) -> int:
-        """The peak of the plan in whole chunks, as the allocator hands them out."""
-        return place(self.graph, plan, self.traced.resident_sizes).peak_bytes
+    places: Places
 
 
 def build(model, data: Any) -> None:
@@ -104,19 +102,23 @@ def build(model, data: Any) -> None:
         model.optimizer.build(model.trainable_variables)
 
 
-def prepare(model, specs: Any, profile: Profile | str, narrate: Callable[[str], None], batch_is_there: bool) -> Prepared:
-    """Traces the model's training step on these specs and prices its graph.
+def prepare(model, data: Any, profile: Profile | str, narrate: Callable[[str], None], batch_is_there: bool) -> Prepared:
+    """Traces the model's training step on this batch, or on specs of one, and prices its graph.
 
     batch_is_there: whether the batch is among the bytes that the allocator already counts
     """
     narrate("tracing the training step")
+    specs = batch_specs(data)
     traced = trace(model.train_step, specs)
     graph = extract(traced)
     profile = _profile(profile, traced, graph, narrate)
     graph = price(traced, graph, profile)
     residents = _residents(model, traced, graph, batch_is_there)
     graph = dataclasses.replace(graph, resident_bytes=residents.total)
-    return Prepared(traced, graph, residents, keep_all_timeline(graph), profile)
+    narrate("looking at where memory is free")
+    here = batch_is_there or (profile.device, profile.software) == (measure.device_description(), measure.software())
+    places = Places(traced, graph, here, flatten_batch(data) if batch_is_there else ())
+    return Prepared(traced, graph, residents, keep_all_timeline(graph), profile, places)
 
 
 def check_budget(budget: Any) -> None:
@@ -165,7 +167,7 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
     """
     limit_bytes = budget_bytes - surplus_bytes
     spread = max(0, limit_bytes - prepared.residents.total)
-    if place_keep_all(prepared) <= limit_bytes:
+    if place_keep_all(prepared, limit_bytes) <= limit_bytes:
         target_bytes = limit_bytes
     else:
         target_bytes = limit_bytes - int(_ALLOWANCE * spread)
@@ -219,7 +221,7 @@ def _best_placed(prepared: Prepared, solution: Solution, orders: Sequence[tuple[
     best = None
     for order in [solution.plan.order, *reversed(orders)][:_MOST_PLACED]:
         plan = plan_from_order(prepared.graph, order)
-        placed_bytes = prepared.placed_bytes(plan)
+        placed_bytes = prepared.places.placed_bytes(plan, limit_bytes)
         if best is None or placed_bytes < best.placed_peak_bytes:
             best = dataclasses.replace(solution, plan=plan, timeline=simulate(prepared.graph, plan),
                                        stats={**solution.stats, "placed_peak_bytes": placed_bytes})
@@ -235,16 +237,17 @@ def _repaired(prepared: Prepared, solution: Solution, limit_bytes: int, seconds:
     if solution.placed_peak_bytes <= limit_bytes:
         return solution
     graph = prepared.graph
-    plan, placed_bytes = repaired(graph, solution.plan.order, prepared.placed_bytes, limit_bytes, seconds, seed)
+    placed = functools.partial(prepared.places.placed_bytes, limit_bytes=limit_bytes)
+    plan, placed_bytes = repaired(graph, solution.plan.order, placed, limit_bytes, seconds, seed)
     if placed_bytes >= solution.placed_peak_bytes:
         return solution
     return dataclasses.replace(solution, plan=plan, timeline=simulate(graph, plan),
                                stats={**solution.stats, "placed_peak_bytes": placed_bytes})
 
 
-def place_keep_all(prepared: Prepared) -> int:
-    """The peak of keeping everything in whole chunks."""
-    return prepared.placed_bytes(plan_from_order(prepared.graph, prepared.graph.order))
+def place_keep_all(prepared: Prepared, limit_bytes: int) -> int:
+    """The peak of keeping everything in whole chunks; on the device only if it is at most the limit on paper."""
+    return prepared.places.placed_bytes(plan_from_order(prepared.graph, prepared.graph.order), limit_bytes)
 
 
 def infeasible(prepared: Prepared, budget_bytes: int, solver: Solver, limits: Limits,
@@ -346,7 +349,7 @@ def _residents(model, traced: Traced, graph: Graph, batch_is_there: bool) -> Res
 def _smallest_reached(prepared: Prepared, solver: Solver, limits: Limits, above_bytes: int) -> int:
     """The smallest budget above this, up to keep-everything's peak, for which a quick search finds a plan that fits when
     placed."""
-    low, high = above_bytes, place_keep_all(prepared)
+    low, high = above_bytes, place_keep_all(prepared, 0)
     quick = dataclasses.replace(limits, seconds=_MINIMUM_SEARCH_SHARE * limits.seconds)
     for _ in range(_MINIMUM_SEARCH_STEPS):
         if high - low <= 0.01 * high:

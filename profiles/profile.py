@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from checkmate_tf.ir.errors import ProfileError
 
 OpKey = str
-_FORMAT = "checkmate_tf profile 2"
+_FORMAT = "checkmate_tf profile 3"
 _FOLDER = pathlib.Path(__file__).parent
 
 

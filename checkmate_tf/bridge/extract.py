@@ -9,6 +9,9 @@ Four sorts of nodes:
 - *ops*: everything else, reads of variables included. A read makes a value of no bytes (it aliases the
   variable) and runs once.
 
+Two kernels of oneDNN hand memory to one another that the graph does not show: a pooling whose gradient reads its
+result keeps a *workspace* for it (which element of each window was the largest). It appears here as one more output.
+
 Statefulness is decided in `_once`, and nowhere else. A write of a variable overwrites the values that earlier
 reads of it made, so that no recomputation can see a mixture of old and new weights; where the step itself uses an
 old value after the write (a seed that is drawn and advanced), TensorFlow keeps a copy and nothing is overwritten.
@@ -19,10 +22,12 @@ runs as soon as it can. That puts every optimizer update right behind its gradie
 
 import dataclasses
 import heapq
+import math
 from collections.abc import Iterable, Mapping
 
 import tensorflow as tf
 
+from checkmate_tf.bridge import private
 from checkmate_tf.bridge.trace import Traced, is_control, tensor_name
 from checkmate_tf.ir.errors import UnsupportedError
 from checkmate_tf.ir.graph import Graph, Op, Value
@@ -33,6 +38,9 @@ SOURCES = frozenset({"Const", "Placeholder"})
 GRANULE_BYTES = 256            # what TensorFlow's allocators round every allocation up to
 _READS = frozenset({"ReadVariableOp", "VariableShape", "ResourceGather", "ResourceGatherNd"})
 _UNSIZED = frozenset({tf.resource, tf.variant, tf.string})
+_WORKSPACE_READERS = {"MaxPoolGrad": "MaxPool", "MaxPool3DGrad": "MaxPool3D"}      # both: result of the pooling as input 1
+POOLED_RESULT = 1
+_BYTE_ELEMENTS = 256           # up to this window an element's place in it takes one byte, else four
 
 
 @dataclasses.dataclass
@@ -55,6 +63,7 @@ def extract(traced: Traced) -> Graph:
     Raises UnsupportedError for a value whose shape is not static, naming the op and the dimension.
     """
     drafts = _drafts(traced)
+    _add_workspaces(traced, drafts)
     _add_overwrites(traced, drafts)
     names = _schedule(drafts)
     index_of = {name: index for index, name in enumerate(names)}
@@ -125,6 +134,35 @@ def _drafts(traced: Traced) -> dict[str, _Draft]:
         drafts[node.name] = _Draft(node.name, node.op, inputs, after, [_size(tensor) for tensor in operation.outputs],
                                    _once(operation), backward)
     return drafts
+
+
+def pooling_of(operation: tf.Operation) -> tf.Operation | None:
+    """The pooling that leaves a workspace for this gradient of it, or None."""
+    kind = _WORKSPACE_READERS.get(operation.type)
+    if kind is None:
+        return None
+    result = operation.inputs[POOLED_RESULT]
+    on_cpu = not tf.config.list_logical_devices("GPU")
+    return result.op if result.op.type == kind and result.value_index == 0 and on_cpu and private.uses_onednn() else None
+
+
+def workspace_bytes(pooling: tf.Operation) -> int:
+    """The bytes of the workspace that this pooling leaves, in whole granules."""
+    window = math.prod(pooling.get_attr("ksize"))
+    size = pooling.outputs[0].shape.num_elements() * (1 if window <= _BYTE_ELEMENTS else 4)
+    return -(-size // GRANULE_BYTES) * GRANULE_BYTES
+
+
+def _add_workspaces(traced: Traced, drafts: Mapping[str, _Draft]) -> None:
+    """Gives each pooling the workspace that its gradient reads as one more output."""
+    for name, draft in drafts.items():
+        pooling = pooling_of(traced.function.graph.get_operation_by_name(name))
+        if pooling is None:
+            continue
+        size = workspace_bytes(pooling)
+        if len(drafts[pooling.name].sizes) == len(pooling.outputs):
+            drafts[pooling.name].sizes.append((size, (size,), "uint8"))
+        draft.inputs.append((pooling.name, len(pooling.outputs)))
 
 
 def _size(tensor: tf.Tensor) -> tuple[int, tuple[int, ...], str]:

@@ -4,6 +4,7 @@ An op becomes a function of some copies of it in a chain of control edges, outpu
 the function costs little against the copies. Its scratch is the allocator's peak less the peak of merely
 allocating its outputs: the allocator may hand out more than is asked, and does so alike for both. Inputs that say
 shapes or axes get their true values, other integers zero, floats random numbers (a kernel may be faster on zeros).
+The gradient of a pooling runs with that pooling before it, whose workspace it needs.
 
 Ops that move little and compute little are modelled, as are ops on resources, whose effects must not happen.
 """
@@ -18,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from checkmate_tf.bridge import private
+from checkmate_tf.bridge.extract import POOLED_RESULT, pooling_of, workspace_bytes
 from checkmate_tf.bridge.price import flops, moved_bytes, op_key, static_value, tensor_bytes
 from checkmate_tf.bridge.trace import GraphDef, Traced, import_function
 from checkmate_tf.ir.graph import Graph
@@ -113,7 +115,7 @@ def measure(traced: Traced, operations: dict[OpKey, tf.Operation],
 
 
 def _measure_one(traced: Traced, operation: tf.Operation) -> OpCost:
-    feeds = [_made_up(tensor) for tensor in operation.inputs if static_value(tensor) is None]
+    feeds = _feeds(operation)
     single = _chain(traced, operation, 1)
     single(feeds)
     started = time.perf_counter()
@@ -127,7 +129,11 @@ def _measure_one(traced: Traced, operation: tf.Operation) -> OpCost:
         reuses = tuple(position for position in _reusable(operation)
                        if _is_reused(traced, operation, position))
     copies = int(min(_MOST_COPIES, _CHAIN_SECONDS / max(seconds, 1e-6)))
-    if copies >= 2:
+    if pooling_of(operation) is not None:
+        copies = max(1, copies)
+        longer = _chain(traced, operation, 1 + copies)
+        seconds = max(0.0, _best_of(lambda: longer(feeds), 3) - _best_of(lambda: single(feeds), 3)) / copies
+    elif copies >= 2:
         chain = _chain(traced, operation, copies)
         chain(feeds)
         seconds = _best_of(lambda: chain(feeds), 2) / copies
@@ -146,13 +152,19 @@ def _reusable(operation: tf.Operation) -> list[int]:
 
 def _is_reused(traced: Traced, operation: tf.Operation, position: int) -> bool:
     """Whether the op writes into this input if it is the last to need it, by the peaks when it is and when it is not."""
-    feeds = [_made_up(tensor) for place, tensor in enumerate(operation.inputs)
-             if static_value(tensor) is None and place != position]
+    feeds = _feeds(operation, position)
     runs = [_chain(traced, operation, 1, made_inside=position, held=held) for held in (False, True)]
     peaks = [[_peak_bytes(lambda run=run: run(feeds)) for run in runs] for _ in range(3)]
     # A chunk larger than asked may come up in any single run, hardly in all of them.
     last, held = np.min(peaks, axis=0)
     return bool(last <= held - tensor_bytes(operation.inputs[position]) // 2)
+
+
+def _feeds(operation: tf.Operation, made_inside: int | None = None) -> list[tf.Tensor]:
+    """What a chain of the op takes: every input that is neither known beforehand nor made in the chain."""
+    made = {made_inside, POOLED_RESULT if pooling_of(operation) is not None else None}
+    return [_made_up(tensor) for position, tensor in enumerate(operation.inputs)
+            if static_value(tensor) is None and position not in made]
 
 
 def _peak_bytes(run: Callable[[], object]) -> int:
@@ -166,10 +178,17 @@ def _peak_bytes(run: Callable[[], object]) -> int:
 
 
 def _allocate(operation: tf.Operation) -> Callable[[], object]:
-    """A function that allocates the op's outputs and computes nothing."""
+    """A function that allocates the op's outputs, and what a pooling before it leaves, and computes nothing."""
+    pooling = pooling_of(operation)
+    tensors = [*(pooling.outputs if pooling is not None else ()), *operation.outputs]
+
     def body():
-        outputs = [tf.raw_ops.Empty(shape=tensor.shape.as_list(), dtype=tensor.dtype) for tensor in operation.outputs]
+        outputs = [tf.raw_ops.Empty(shape=tensor.shape.as_list(), dtype=tensor.dtype) for tensor in tensors]
+        if pooling is not None:
+            outputs.append(tf.raw_ops.Empty(shape=[workspace_bytes(pooling)], dtype=tf.uint8))
         with tf.control_dependencies(outputs):
+            held = [tf.stop_gradient(tensor) for tensor in outputs]
+        with tf.control_dependencies(held):
             return tf.constant(0)
     function = tf.compat.v1.wrap_function(body, [])
     config = private.config_without_optimizers()
@@ -185,10 +204,16 @@ def _chain(traced: Traced, operation: tf.Operation, copies: int,
     """
     graph_def = GraphDef(library=traced.graph_def.library, versions=traced.graph_def.versions)
     inputs, arguments = [], []
+    pooling = pooling_of(operation)
     for position, tensor in enumerate(operation.inputs):
         name = f"input_{position}"
         value = static_value(tensor)
-        if position == made_inside:
+        if pooling is not None and position == POOLED_RESULT:
+            node = graph_def.node.add()
+            node.CopyFrom(pooling.node_def)
+            node.name = name
+            node.input[:] = inputs[:1]
+        elif position == made_inside:
             shape = graph_def.node.add(name=f"shape_{position}", op="Const")
             shape.attr["dtype"].type = tf.int32.as_datatype_enum
             shape.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(tensor.shape.as_list(), tf.int32, [tensor.shape.rank]))

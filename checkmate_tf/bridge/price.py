@@ -29,15 +29,19 @@ _STATIC_ELEMENTS = 64
 
 
 def price(traced: Traced, graph: Graph, profile: Profile) -> Graph:
-    """The same graph (same key) with the seconds, scratch bytes and reuses that the profile gives for each op."""
+    """The same graph (same key) with the seconds, scratch bytes and reuses that the profile gives for each op.
+
+    A pooling alone holds its workspace as scratch; where the workspace is an output, it is not counted twice.
+    """
     ops = []
     roots = Roots(traced)
     value_of = {(graph.ops[value.producer].name, value.port): value.index for value in graph.values}
     for op in graph.ops:
         operation = traced.function.graph.get_operation_by_name(op.name)
         cost = profile.cost(op_key(traced, operation), flops(operation), moved_bytes(operation))
+        left_bytes = sum(graph.values[value].bytes for value in op.outputs[len(operation.outputs):])
         read = [tuple(value_of[root] for root in roots.of(tensor.name)) for tensor in operation.inputs]
-        ops.append(dataclasses.replace(op, seconds=cost.seconds, scratch_bytes=cost.scratch_bytes,
+        ops.append(dataclasses.replace(op, seconds=cost.seconds, scratch_bytes=max(0, cost.scratch_bytes - left_bytes),
                                        reuses=_reused_values(graph, op, read, cost.reuses)))
     return verify_graph(dataclasses.replace(graph, ops=tuple(ops)))
 

@@ -6,6 +6,7 @@
 | export_graphs | eager.context | what the runtime really executes is not to be had through any public call |
 | device_memory_limit | client.device_lib | a GPU's limit is not in its public details |
 | handle_bytes, handle_dtype, handle_rank | a handle's `_handle_data` | what the variable is that a resource handle points to |
+| uses_onednn | util._pywrap_util_port | its kernels hand memory to one another that no graph shows |
 """
 
 import contextlib
@@ -16,6 +17,7 @@ from tensorflow.core.protobuf import rewriter_config_pb2
 from tensorflow.python.client import device_lib
 from tensorflow.python.eager import context
 from tensorflow.python.grappler import tf_optimizer
+from tensorflow.python.util import _pywrap_util_port
 
 
 def optimize(graph: tf.Graph, graph_def: tf.compat.v1.GraphDef, keep: Sequence[str]) -> tf.compat.v1.GraphDef:
@@ -83,3 +85,8 @@ def handle_rank(handle: tf.Tensor) -> int | None:
     """The rank of the variable behind a resource handle; None where it has none that is known."""
     data = handle._handle_data if handle.dtype == tf.resource else None
     return tf.TensorShape(data.shape_and_type[0].shape).rank if data is not None and data.is_set else None
+
+
+def uses_onednn() -> bool:
+    """Whether TensorFlow puts oneDNN's kernels in the place of its own on the CPU."""
+    return _pywrap_util_port.IsMklEnabled()

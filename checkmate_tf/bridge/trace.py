@@ -49,7 +49,7 @@ class Traced:
     @property
     def argument_bytes(self) -> int:
         """The bytes of the batch."""
-        return sum(spec.shape.num_elements() * spec.dtype.size for _, spec in self.arguments)
+        return sum(self.argument_sizes)
 
     @property
     def capture_bytes(self) -> int:
@@ -57,10 +57,14 @@ class Traced:
         return sum(bytes_behind(tensor) for _, tensor in self.captures)
 
     @property
+    def argument_sizes(self) -> tuple[int, ...]:
+        """The bytes of each part of the batch."""
+        return tuple(spec.shape.num_elements() * spec.dtype.size for _, spec in self.arguments)
+
+    @property
     def resident_sizes(self) -> tuple[int, ...]:
         """The bytes of each variable and captured tensor, and of each part of the batch."""
-        batch = [spec.shape.num_elements() * spec.dtype.size for _, spec in self.arguments]
-        return (*(bytes_behind(tensor) for _, tensor in self.captures), *batch)
+        return (*(bytes_behind(tensor) for _, tensor in self.captures), *self.argument_sizes)
 
 
 def flatten_batch(data: Any) -> list[tf.Tensor]:

@@ -7,9 +7,10 @@ chunk is handed out, and *that* is what the allocator's statistics count and wha
 that comes back is joined with free neighbours in its region. So a plan takes more than its live bytes, how much more
 depends on the order of sizes, and two plans of the same peak can differ by a tenth.
 
-`place` plays a plan twice into an allocator that has made the residents first, each with a temporary of the same size,
-as initializers do: what that leaves free is where the step has to find room. The layout of a real process differs in
-small things; on the networks of the benchmark the peaks come out within a tenth of what is measured, on either side.
+`place` plays a plan twice into what a `Layout` says is free. Where the device cannot be asked, that is a guess: what an
+empty device has left after the residents have been made, each with a temporary of the same size, as initializers do; the
+peaks come out within a tenth of what is measured, on either side. On the device at hand it is the stretches of memory
+that requests made there were served from (`bridge/rehearse.py`).
 
 The rules are those of TensorFlow 2.21 (`bfc_allocator.cc`), which the GPU's allocator and both of the CPU's share. The
 tests compare with a naive map of bytes, and with the real allocator.
@@ -17,7 +18,8 @@ tests compare with a naive map of bytes, and with the real allocator.
 
 import bisect
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.plan import Compute, Plan
@@ -28,6 +30,7 @@ FIRST_REGION_BYTES = 2 << 20
 WORTH_SPLITTING_BYTES = 128 << 20
 UNLIMITED_BYTES = 1 << 46
 _ROUNDS = 2
+Held = TypeVar("Held")
 
 
 class OutOfMemory(Exception):
@@ -44,9 +47,12 @@ class Placement:
 
 
 class Allocator:
-    """Chunks by address. `held_bytes` counts whole chunks; `peak_bytes` is their most since it was last set."""
+    """Chunks by address. `held_bytes` counts whole chunks; `peak_bytes` is their most since it was last set.
 
-    def __init__(self, limit_bytes: int = UNLIMITED_BYTES):
+    stretches: (address, bytes) of memory that is there already and free, each bounded by something that stays
+    """
+
+    def __init__(self, limit_bytes: int = UNLIMITED_BYTES, stretches: Sequence[tuple[int, int]] = ()):
         self.held_bytes = self.peak_bytes = self.region_bytes = 0
         self._limit_bytes, self._next_region_bytes = limit_bytes, min(limit_bytes, FIRST_REGION_BYTES)
         self._size: dict[int, int] = {}
@@ -55,6 +61,12 @@ class Allocator:
         self._free: list[tuple[int, int]] = []          # (size, address), ascending
         self._is_free: set[int] = set()
         self._end = 0
+        for address, size in stretches:
+            self._link(address, size, None, None)
+            self.region_bytes += size
+            self._end = max(self._end, address + size + GRANULE_BYTES)
+        while self._next_region_bytes <= self.region_bytes:
+            self._next_region_bytes *= 2
 
     def allocate(self, size: int) -> int:
         """The address of a chunk of at least this size. Raises OutOfMemory under a limit."""
@@ -124,57 +136,99 @@ class Allocator:
             self._before[further] = address
 
 
-def place(graph: Graph, plan: Plan, resident_sizes: Sequence[int], limit_bytes: int = UNLIMITED_BYTES) -> Placement:
-    """Plays the plan into an allocator that holds residents of these sizes.
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """What is free when a step begins: what residents of these sizes have left of an empty device, or, where the device
+    has been asked, these stretches (address, bytes)."""
 
-    Raises OutOfMemory where a limit is given and does not suffice. Of what is resident in the graph, that which is not in
-    `resident_sizes` is added to the peak as it is.
+    resident_sizes: tuple[int, ...] = ()
+    stretches: tuple[tuple[int, int], ...] | None = None
+
+    def allocator(self, limit_bytes: int = UNLIMITED_BYTES) -> Allocator:
+        """An allocator in this state. The limit counts the residents, or what lies in the stretches alone."""
+        if self.stretches is not None:
+            return Allocator(limit_bytes, self.stretches)
+        memory = Allocator(limit_bytes)
+        for size in self.resident_sizes:
+            temporary = memory.allocate(size)
+            memory.allocate(size)
+            memory.release(temporary)
+        return memory
+
+
+def joined(stretches: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The same memory in as few stretches as possible: those that overlap or touch become one."""
+    found: list[list[int]] = []
+    for address, size in sorted(stretches):
+        if found and address <= found[-1][1]:
+            found[-1][1] = max(found[-1][1], address + size)
+        else:
+            found.append([address, address + size])
+    return tuple((start, end - start) for start, end in found)
+
+
+def place(graph: Graph, plan: Plan, layout: Layout = Layout(), limit_bytes: int = UNLIMITED_BYTES) -> Placement:
+    """Plays the plan into this layout, twice: a second step finds what the first one has left.
+
+    Raises OutOfMemory where a limit is given and does not suffice. What is resident in the graph is added to the peak as
+    it is, but for what the layout counts.
     """
-    memory = Allocator(limit_bytes)
-    for size in resident_sizes:
-        temporary = memory.allocate(size)
-        memory.allocate(size)
-        memory.release(temporary)
+    memory = layout.allocator(limit_bytes)
     memory.peak_bytes = resident_bytes = memory.held_bytes
+    requests = Requests(graph, plan)
     for _ in range(_ROUNDS):
-        _play(graph, plan, memory)
+        requests.play(memory.allocate, memory.release)
     return Placement(graph.resident_bytes + memory.peak_bytes - resident_bytes, memory.region_bytes)
 
 
-def smallest_limit(graph: Graph, plan: Plan, resident_sizes: Sequence[int], within_bytes: int = 1 << 20) -> int:
+def smallest_limit(graph: Graph, plan: Plan, layout: Layout = Layout(), within_bytes: int = 1 << 20) -> int:
     """The smallest limit, up to `within_bytes`, under which the plan finds room for everything; at least its peak."""
-    low = place(graph, plan, resident_sizes).peak_bytes
+    low = place(graph, plan, layout).peak_bytes
     high = low
-    while not _fits(graph, plan, resident_sizes, high):
+    while not _fits(graph, plan, layout, high):
         low, high = high, high + max(within_bytes, high // 8)
     while high - low > within_bytes:
         middle = (low + high) // 2
-        low, high = (low, middle) if _fits(graph, plan, resident_sizes, middle) else (middle, high)
+        low, high = (low, middle) if _fits(graph, plan, layout, middle) else (middle, high)
     return high
 
 
-def _fits(graph, plan, resident_sizes, limit_bytes) -> bool:
+def _fits(graph, plan, layout, limit_bytes) -> bool:
     try:
-        place(graph, plan, resident_sizes, limit_bytes)
+        place(graph, plan, layout, limit_bytes)
     except OutOfMemory:
         return False
     return True
 
 
-def _play(graph: Graph, plan: Plan, memory: Allocator) -> None:
-    at: dict[int, int] = {}
-    for position, step in enumerate(plan.steps):
-        if not isinstance(step, Compute):
-            if step.value in at:
-                memory.release(at.pop(step.value))
-            continue
-        op = graph.ops[step.op]
-        taken_over = taken_over_by(op, plan, position) if op.reuses else None
-        if taken_over in at:
-            at[op.outputs[0]] = at.pop(taken_over)
-        else:
-            at.update((value, memory.allocate(graph.values[value].bytes)) for value in op.outputs if graph.values[value].bytes)
-        if op.scratch_bytes:
-            memory.release(memory.allocate(op.scratch_bytes))
-    for address in at.values():
-        memory.release(address)
+class Requests:
+    """What a plan asks of an allocator, in order: outputs and scratch as they are made, frees as they come; an output
+    that takes over an input's memory asks for nothing."""
+
+    def __init__(self, graph: Graph, plan: Plan):
+        self._steps: list[tuple[int | None, int | None, tuple[tuple[int, int], ...], int]] = []
+        for position, step in enumerate(plan.steps):
+            if isinstance(step, Compute):
+                op = graph.ops[step.op]
+                sizes = tuple((value, graph.values[value].bytes) for value in op.outputs if graph.values[value].bytes)
+                self._steps.append((None, taken_over_by(op, plan, position) if op.reuses else None, sizes, op.scratch_bytes))
+            elif graph.values[step.value].bytes:
+                self._steps.append((step.value, None, (), 0))
+
+    def play(self, allocate: Callable[[int], Held], release: Callable[[Held], object]) -> None:
+        """Makes every request once; what is left at the end is released."""
+        at: dict[int, Held] = {}
+        for freed, taken_over, sizes, scratch_bytes in self._steps:
+            if freed is not None:
+                if freed in at:
+                    release(at.pop(freed))
+                continue
+            if taken_over in at:
+                at[sizes[0][0]] = at.pop(taken_over)
+            else:
+                for value, size in sizes:
+                    at[value] = allocate(size)
+            if scratch_bytes:
+                release(allocate(scratch_bytes))
+        for held in at.values():
+            release(held)

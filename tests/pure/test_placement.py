@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkmate_tf.ir.graph import GraphBuilder
-from checkmate_tf.ir.placement import GRANULE_BYTES, Allocator, OutOfMemory, place, smallest_limit
+from checkmate_tf.ir.placement import GRANULE_BYTES, Allocator, Layout, OutOfMemory, place, smallest_limit
 from checkmate_tf.ir.plan import plan_from_order
 from checkmate_tf.ir.simulate import simulate
 from tests import strategies
@@ -105,20 +105,20 @@ def test_a_plan_takes_at_least_its_live_bytes_and_whole_chunks_on_top():
     assert simulate(graph, plan).peak_bytes == 1000 + 3 * MIB + 2 * GRANULE_BYTES
     # a fills the first region of 2 MiB; b comes from the second one of 4 MiB, and so does the scratch. In the second
     # round b is given what a has left behind... which is a's own again: a is placed first, and nothing differs.
-    assert place(graph, plan, ()).peak_bytes == 1000 + 3 * MIB + 2 * GRANULE_BYTES
+    assert place(graph, plan).peak_bytes == 1000 + 3 * MIB + 2 * GRANULE_BYTES
     # Computed in the other order of sizes, b's successor in a's place is handed all of it.
     late = GraphBuilder()
     a = late.op("a", bytes=2 * MIB)
     b = late.op("b", [a], bytes=GRANULE_BYTES)
     late.op("c", [b], bytes=MIB + GRANULE_BYTES)
     graph = late.build()
-    assert place(graph, plan_from_order(graph, graph.order), ()).peak_bytes == 2 * MIB + GRANULE_BYTES
+    assert place(graph, plan_from_order(graph, graph.order)).peak_bytes == 2 * MIB + GRANULE_BYTES
 
 
 @given(strategies.graphs(), st.integers(0, 3))
 def test_placed_peaks_are_never_below_live_peaks_in_granules(graph, residents):
     plan = plan_from_order(graph, graph.order)
-    placed = place(graph, plan, [5000] * residents)
+    placed = place(graph, plan, Layout((5000,) * residents))
     assert placed.peak_bytes >= simulate(graph, plan).peak_bytes
     assert placed.region_bytes >= placed.peak_bytes - graph.resident_bytes
 
@@ -130,7 +130,7 @@ def test_the_smallest_limit_suffices_and_less_does_not():
     builder.op("c", [b], bytes=4 * MIB)
     graph = builder.build()
     plan = plan_from_order(graph, graph.order)
-    limit = smallest_limit(graph, plan, [8 * MIB])
-    place(graph, plan, [8 * MIB], limit)
+    limit = smallest_limit(graph, plan, Layout((8 * MIB,)))
+    place(graph, plan, Layout((8 * MIB,)), limit)
     with pytest.raises(OutOfMemory):
-        place(graph, plan, [8 * MIB], limit - 2 * MIB)
+        place(graph, plan, Layout((8 * MIB,)), limit - 2 * MIB)

@@ -25,7 +25,7 @@ def test_a_run_moves_where_it_takes_less():
     builder.op("both", [small, b], bytes=256)
     graph = builder.build()
     # b before a's reader: both large values at once. b after it: one at a time, and the small one.
-    plan, placed = repaired(graph, (0, 1, 2, 3), lambda plan: place(graph, plan, ()).peak_bytes, 3 * MIB, 5.0)
+    plan, placed = repaired(graph, (0, 1, 2, 3), lambda plan: place(graph, plan).peak_bytes, 3 * MIB, 5.0)
     assert placed <= 3 * MIB and simulate(graph, plan).peak_bytes <= 3 * MIB
     assert sorted(plan.order) == [0, 1, 2, 3]
 

@@ -295,7 +295,7 @@ def test_the_measured_peak_stays_within_the_budget():
     x, y = digits(BATCH, size=32)
     model = _large()
     budget = tight_budget(model, x, y, share=0.6)
-    checkmate_tf.compile(model, budget, profile="cpu", time_limit=4, verbose=0)
+    checkmate_tf.compile(model, budget, time_limit=4, verbose=0)
     for _ in range(3):
         model.train_on_batch(x, y)
     assert recomputations(model) > 0

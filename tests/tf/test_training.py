@@ -10,7 +10,6 @@ from budgets import Recomputes, assert_same_training, assert_same_variables, rec
 from checkmate_tf import planning
 from checkmate_tf.bridge import variables
 from checkmate_tf.bridge.emit import emit
-from checkmate_tf.bridge.trace import batch_specs
 from checkmate_tf.ir.plan import plan_from_order
 from checkmate_tf.solvers import Limits
 from networks import conv_net, digits, layers
@@ -250,9 +249,8 @@ def test_every_variable_has_the_same_bits_as_without_recomputation(optimizer, da
     x, y = data
     model = conv_net(dropout=0.4, optimizer=OPTIMIZERS[optimizer]())
     batch = tuple(tf.constant(part) for part in _batch(x, y))
-    specs = batch_specs(batch)
-    planning.build(model, specs)
-    prepared = planning.prepare(model, specs, "cpu", lambda text: None, batch_is_there=True)
+    planning.build(model, batch)
+    prepared = planning.prepare(model, batch, "cpu", lambda text: None, batch_is_there=True)
     budget = int(prepared.residents.total + 0.5 * (prepared.base.peak_bytes - prepared.residents.total))
     solution = planning.solve_within(prepared, budget, planning.get_solver("auto"), Limits(seconds=3),
                                      lambda progress: None)

@@ -1,0 +1,230 @@
+"""A plan's requests made on the device itself, with nothing computed.
+
+What a plan takes depends on where free memory lies, and that on everything the process has done before. So the real
+allocator is asked: tensors without content, of the sizes and in the order of the plan, cost some microseconds each and
+touch no memory. The allocator's peak over that is the peak of the step to come, up to what the runtime itself
+allocates (a constant here and there).
+
+`Places` judges plans by both: on paper first, in the stretches of memory that earlier requests were served from, and
+what fits there on the device; what that teaches about free memory goes into the paper.
+
+The batches that an input pipeline makes ahead would come to lie in those stretches, each time elsewhere, and one batch at
+a bad place can cost a large value's size. So before the stretches are looked up, some *rooms* of exactly a batch's size are
+set apart by small tensors that stay: the allocator serves what fits exactly first. The batches that are there already
+go within the next steps; plans are judged with and without them.
+"""
+
+import contextlib
+import ctypes
+import math
+import operator
+from collections.abc import Callable, Iterable, Sequence
+
+import tensorflow as tf
+
+from checkmate_tf.bridge import measure, private
+from checkmate_tf.bridge.measure import measured_memory, reset_peak
+from checkmate_tf.bridge.price import tensor_bytes
+from checkmate_tf.bridge.trace import Traced
+from checkmate_tf.ir.graph import Graph
+from checkmate_tf.ir.placement import GRANULE_BYTES, Layout, OutOfMemory, Requests, joined, place
+from checkmate_tf.ir.plan import Plan, plan_from_order
+
+_ROUNDS = 2                     # a second step finds what the first one has left
+_LEARNED_SHARE = 0.002          # of the peak: where the paper is off by more, the stretches are looked up
+_LEAST_STRETCH_BYTES = 1 << 20
+_ROOMS = 4
+_FENCES_BYTES = (1 << 14, 1 << 18)      # the larger where the smaller ones come from another allocator, as oneDNN's do
+_TRIES = 50
+
+
+class Places:
+    """Where plans for a graph come to lie.
+
+    traced: the step that the graph is of, which knows what is resident
+    on_device: whether the step will run here, so that the device can be asked
+    batch: the batch, where it is on the device
+    """
+
+    def __init__(self, traced: Traced, graph: Graph, on_device: bool, batch: Sequence[tf.Tensor] = ()):
+        self._graph = graph
+        self._layouts = [Layout(traced.resident_sizes)]
+        self._device = Device(graph) if on_device and measure.measured_memory() is not None else None
+        if self._device is None:
+            return
+        large = [tensor for tensor in batch if tensor_bytes(tensor) >= _LEAST_STRETCH_BYTES]
+        self._batches = _batches_around(large, _variables(traced))
+        self._fences = [fence for tensor in large for fence in self._device.fences(_whole(tensor_bytes(tensor)))]
+        self._learn(plan_from_order(graph, graph.order))
+
+    def placed_bytes(self, plan: Plan, limit_bytes: int) -> int:
+        """The peak of the plan in whole chunks, resident bytes included: on paper, and what is at most `limit_bytes` there
+        on the device, if the step will run on this one. More than the device has where its own limit is in the way."""
+        paper_bytes = max(place(self._graph, plan, layout).peak_bytes for layout in self._layouts)
+        if self._device is None or paper_bytes > limit_bytes:
+            return paper_bytes
+        try:
+            rehearsed_bytes = self._graph.resident_bytes + self._device.peak_bytes(plan)
+        except OutOfMemory:
+            return max(paper_bytes, measure.memory_limit() or 0) + 1
+        if rehearsed_bytes - paper_bytes > _LEARNED_SHARE * paper_bytes:
+            self._learn(plan)
+        return max(rehearsed_bytes, paper_bytes)
+
+    def look_again(self, plan: Plan) -> None:
+        """Forgets where memory was free and looks again, with the requests of this plan: steps have run since."""
+        if self._device is not None:
+            self._layouts = [Layout(stretches=())]
+            self._learn(plan)
+
+    def _learn(self, plan: Plan) -> None:
+        now = self._device.stretches(plan, self._layouts[0].stretches or ())
+        later = joined((*now, *self._batches))
+        self._layouts = [Layout(stretches=stretches) for stretches in dict.fromkeys((now, later))]
+
+
+class Device:
+    """Makes the requests of plans for one graph, as tensors without content."""
+
+    def __init__(self, graph: Graph):
+        self._graph = graph
+        sizes = {value.bytes for value in graph.values} | {op.scratch_bytes for op in graph.ops}
+        # Made beforehand: made in between, they would lie in the way.
+        self._shapes = {size: tf.constant([-(-size // GRANULE_BYTES), GRANULE_BYTES]) for size in sizes}
+        self._left_bytes = math.inf
+
+    def peak_bytes(self, plan: Plan) -> int:
+        """The bytes that the plan's requests take, in whole chunks, beyond what is held now. Raises OutOfMemory."""
+        requests = Requests(self._graph, plan)
+        held_bytes = self._begin()
+        reset_peak()
+        for _ in range(_ROUNDS):
+            requests.play(self._allocate, self._release)
+        return measured_memory()[1] - held_bytes
+
+    def stretches(self, plan: Plan, known: Iterable[tuple[int, int]] = ()) -> tuple[tuple[int, int], ...]:
+        """(address, bytes) of free memory: what is known of it, the chunks that the plan's requests are served from, and
+        what is free right behind those, as far as memory lasts."""
+        found, held = list(known), []
+
+        def allocate(size: int) -> tf.Tensor:
+            held_bytes = measured_memory()[0]
+            tensor = self._allocate(size)
+            taken_bytes = measured_memory()[0] - held_bytes
+            if taken_bytes > 0:         # small tensors may come from another allocator
+                found.append((_address(tensor), taken_bytes))
+            return tensor
+
+        self._begin()
+        with contextlib.suppress(OutOfMemory):
+            Requests(self._graph, plan).play(allocate, self._release)
+            # With all that is known taken, what goes on being served from right behind it belongs to it. The first
+            # that is not is from elsewhere, a new region most likely, of which enough is taken to tell it is large.
+            taken = joined(found)
+            largest = size = max((size for _, size in taken), default=0)
+            for _, known_size in sorted(taken, key=operator.itemgetter(1), reverse=True):
+                held.append(allocate(known_size))
+            while size >= _LEAST_STRETCH_BYTES:
+                held.append(allocate(size))
+                if not _belongs(found[-1][0], taken, joined(found)):
+                    size //= 2
+            held.append(allocate(2 * largest))
+        return joined(found)
+
+    def fences(self, size: int) -> list[tf.Tensor]:
+        """Small tensors with free memory of exactly this size, but for the last, right before each; where that succeeds."""
+        fences, others = [], []
+        with contextlib.suppress(OutOfMemory):
+            self._begin()
+            fence_bytes = next((tried for tried in _FENCES_BYTES if self._taken_bytes(tried) > 0), max(_FENCES_BYTES))
+            for _ in range(_TRIES):
+                if len(fences) > _ROOMS:
+                    break
+                held_bytes = measured_memory()[0]
+                room = self._allocate(size)
+                others.append(room)
+                if measured_memory()[0] - held_bytes != size:
+                    continue
+                for _ in range(_TRIES):
+                    fence = self._allocate(fence_bytes)
+                    if _address(fence) == _address(room) + size:
+                        fences.append(fence)
+                        break
+                    others.append(fence)
+        return fences
+
+    def _taken_bytes(self, size: int) -> int:
+        held_bytes = measured_memory()[0]
+        tensor = self._allocate(size)
+        taken_bytes = measured_memory()[0] - held_bytes
+        self._release(tensor)
+        return taken_bytes
+
+    def _begin(self) -> int:
+        held_bytes, limit_bytes = measured_memory()[0], measure.memory_limit()
+        self._left_bytes = limit_bytes - held_bytes if limit_bytes is not None else math.inf
+        return held_bytes
+
+    def _allocate(self, size: int) -> tf.Tensor:
+        # What cannot fit is not tried: the allocator would wait for it.
+        if size > self._left_bytes:
+            raise OutOfMemory
+        shape = self._shapes.get(size)
+        if shape is None:
+            shape = tf.constant([-(-size // GRANULE_BYTES), GRANULE_BYTES])
+        try:
+            tensor = tf.raw_ops.Empty(shape=shape, dtype=tf.uint8)
+        except tf.errors.ResourceExhaustedError as error:
+            raise OutOfMemory from error
+        self._left_bytes -= size
+        return tensor
+
+    def _release(self, tensor: tf.Tensor) -> None:
+        """Counts the tensor as gone; it goes when its last reference does."""
+        self._left_bytes += tensor.shape.num_elements()
+
+
+def _variables(traced: Traced) -> list[tuple[int, int]]:
+    """(address, bytes) of the large variables of the step."""
+    found = []
+    for _, handle in traced.captures:
+        dtype = private.handle_dtype(handle)
+        if dtype is not None and private.handle_bytes(handle) >= _LEAST_STRETCH_BYTES:
+            found.append((_address(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)), private.handle_bytes(handle)))
+    return found
+
+
+def _batches_around(batch: Sequence[tf.Tensor], variables: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(address, bytes) where parts of this batch and of those made ahead lie, if they lie one behind the other."""
+    found = []
+    for tensor in batch:
+        size = _whole(tensor_bytes(tensor))
+        for step in (1, -1):
+            address = _address(tensor)
+            for _ in range(_ROOMS):
+                if any(start < address + size and address < start + taken for start, taken in variables):
+                    break
+                found.append((address, size))
+                address += step * size
+    return found
+
+
+def _whole(size: int) -> int:
+    """In whole granules."""
+    return -(-size // GRANULE_BYTES) * GRANULE_BYTES
+
+
+def _belongs(address: int, taken: Iterable[tuple[int, int]], now: Iterable[tuple[int, int]]) -> bool:
+    """Whether the stretch that the address is in by now has grown from one of those taken before."""
+    start, size = next((start, size) for start, size in now if start <= address < start + size)
+    return any(start <= before < start + size for before, _ in taken)
+
+
+def _address(tensor: tf.Tensor) -> int:
+    """Where the tensor lies, from its DLPack form, whose first field that is."""
+    capsule = tf.experimental.dlpack.to_dlpack(tensor)
+    return ctypes.c_void_p.from_address(_capsule_pointer(capsule, b"dltensor")).value
+
+
+_capsule_pointer: Callable = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)

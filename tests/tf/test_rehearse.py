@@ -1,0 +1,84 @@
+"""Plans' requests on the device itself: what they take there, on paper, and in the step that then runs."""
+
+import random
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from checkmate_tf import planning
+from checkmate_tf.bridge import measure
+from checkmate_tf.bridge.emit import emit
+from checkmate_tf.bridge.rehearse import Device, Places
+from checkmate_tf.ir.placement import Layout, joined, place
+from checkmate_tf.ir.plan import plan_from_order
+from checkmate_tf.solvers import Limits, get, ignore_progress, solve
+
+pytestmark = pytest.mark.skipif(measure.measured_memory() is None, reason="the device keeps no allocator statistics")
+MIB = 1 << 20
+
+
+def _prepared():
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Input((64, 64, 3))]
+    for filters in (16, 32, 64):
+        layers += [keras.layers.Conv2D(filters, 3, padding="same", activation="relu"), keras.layers.BatchNormalization(),
+                   keras.layers.MaxPooling2D()]
+    model = keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(10)])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    batch = tf.random.stateless_normal([32, 64, 64, 3], [1, 2]), tf.zeros([32], tf.int32)
+    planning.build(model, batch)
+    return planning.prepare(model, batch, "auto", lambda text: None, batch_is_there=True), batch
+
+
+def test_the_step_takes_what_its_rehearsal_took():
+    prepared, batch = _prepared()
+    keep = prepared.base.peak_bytes - prepared.residents.total
+    solution = solve(prepared.graph, prepared.residents.total + int(0.6 * keep), get("greedy"), Limits(seconds=5), ignore_progress)
+    run = emit(prepared.traced, prepared.graph, solution.plan)
+    run(batch)
+    for _ in range(2):
+        held = measure.measured_memory()[0]
+        rehearsed = held + Device(prepared.graph).peak_bytes(solution.plan)
+        measure.reset_peak()
+        run(batch)
+        assert measure.measured_memory()[1] == pytest.approx(rehearsed, rel=0.005, abs=MIB)
+
+
+def test_placed_on_paper_every_plan_takes_what_it_takes_on_the_device():
+    prepared, _ = _prepared()
+    graph, device = prepared.graph, Device(prepared.graph)
+    keep = plan_from_order(graph, graph.order)
+    layout = Layout(stretches=device.stretches(keep))
+    choices = random.Random(0)
+    for share in (0.9, 0.8, 0.7):
+        budget = prepared.residents.total + int(share * (prepared.base.peak_bytes - prepared.residents.total))
+        plan = solve(graph, budget, get("greedy"), Limits(seconds=5, seed=choices.randrange(100)), ignore_progress).plan
+        on_paper = place(graph, plan, layout).peak_bytes - graph.resident_bytes
+        assert device.peak_bytes(plan) == pytest.approx(on_paper, abs=MIB)
+
+
+def test_batches_made_later_lie_in_rooms_that_nothing_else_is_in():
+    prepared, batch = _prepared()
+    size = batch[0].shape.num_elements() * 4
+    held = measure.measured_memory()[0]
+    later = [tf.raw_ops.Empty(shape=batch[0].shape, dtype=tf.float32) for _ in range(3)]
+    assert measure.measured_memory()[0] - held == 3 * size
+    addresses = [np.from_dlpack(tensor).__array_interface__["data"][0] for tensor in later]
+    keep = plan_from_order(prepared.graph, prepared.graph.order)
+    del later
+    free = Device(prepared.graph).stretches(keep)
+    assert all((address, size) in free for address in addresses)       # each is a stretch by itself
+
+
+def test_where_the_device_is_not_asked_the_layout_is_guessed():
+    prepared, _ = _prepared()
+    plan = plan_from_order(prepared.graph, prepared.graph.order)
+    places = Places(prepared.traced, prepared.graph, on_device=False)
+    guessed = place(prepared.graph, plan, Layout(prepared.traced.resident_sizes)).peak_bytes
+    assert places.placed_bytes(plan, guessed) == guessed
+
+
+def test_stretches_that_touch_or_overlap_are_one():
+    assert joined([(100, 50), (0, 10), (150, 10), (10, 5), (120, 5)]) == ((0, 15), (100, 60))
