@@ -20,10 +20,12 @@ graphs. Meanings that are not obvious from the names:
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from checkmate_tf.ir.errors import GraphError
 
@@ -157,28 +159,57 @@ class GraphBuilder:
 def graph_from_instance(instance: Mapping) -> Graph:
     """A bare rematerialization instance: {"ops": [{"name", "cost", "bytes", "backward"}], "edges": [[u, v]]}.
 
-    Op i makes value i; costs are taken as seconds whatever their unit. Raises GraphError when a field is missing,
-    an edge is doubled, or an edge does not lead from an earlier op to a later one (a cycle included).
+    Op u makes one value, which an edge [u, v] has op v read; costs are taken as seconds whatever their unit. What
+    else a graph holds may be left out. A value is named [op, port]:
+
+    - "bytes" of an op may be a list, for several outputs or none; an edge [u, v, port] reads one that is not the first
+    - an op may have "kind", "scratch_bytes", "once", "after" (op indices), "overwrites" and "reuses" (values)
+    - the instance may have "results" (values) and "resident_bytes"
+
+    Raises GraphError when a field is missing, an edge is doubled, or an edge does not lead from an earlier op to a
+    later one (a cycle included).
     """
     try:
-        entries, edges = instance["ops"], instance["edges"]
-        inputs: list[list[int]] = [[] for _ in entries]
-        for u, v in edges:
+        entries = instance["ops"]
+        sizes = [_sizes(entry["bytes"], entry["name"]) for entry in entries]
+        outputs = [tuple(range(end - len(row), end)) for row, end in zip(sizes, itertools.accumulate(map(len, sizes)))]
+        inputs: list[dict[int, None]] = [{} for _ in entries]
+        for u, v, *port in instance["edges"]:
             if not 0 <= u < v < len(entries):
                 raise GraphError("Edges must lead from an earlier op to a later one, within the list of ops; a cycle or "
                                  f"an unsorted graph breaks this. Received: edge [{u}, {v}] of {len(entries)} ops")
-            if u in inputs[v]:
-                raise GraphError(f"An edge may stand only once. Received: edge [{u}, {v}] twice")
-            inputs[v].append(u)
-        ops = tuple(Op(i, str(entry["name"]), "instance", tuple(inputs[i]), (i,), seconds=float(entry["cost"]),
-                       backward=bool(entry.get("backward", False))) for i, entry in enumerate(entries))
-        values = tuple(Value(i, i, 0, _whole_bytes(entry["bytes"], entry["name"])) for i, entry in enumerate(entries))
+            value = _value_at(outputs, u, *port)
+            if value in inputs[v]:
+                raise GraphError(f"An edge may stand only once. Received: edge {[u, v, *port]} twice")
+            inputs[v][value] = None
+        ops = tuple(_op_from(i, entry, tuple(inputs[i]), outputs) for i, entry in enumerate(entries))
+        values = tuple(Value(outputs[i][port], i, port, size) for i, row in enumerate(sizes) for port, size in enumerate(row))
+        results = tuple(_value_at(outputs, *name) for name in instance.get("results", ()))
+        resident_bytes = _sizes(instance.get("resident_bytes", 0), "resident_bytes")[0]
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, GraphError):
             raise
         raise GraphError('An instance needs "ops" with "name", "cost", "bytes" each, and "edges" as pairs of op '
                          f"indices. Received one where {type(error).__name__}: {error}") from error
-    return Graph(ops, values)
+    return Graph(ops, values, results, resident_bytes)
+
+
+def instance_from_graph(graph: Graph, name: str, source: str = "") -> dict[str, Any]:
+    """The graph as `graph_from_instance` reads it, up to shapes, dtypes and the numbers of values: for JSON."""
+    def named(values: Iterable[int]) -> list[list[int]]:
+        return [[graph.values[value].producer, graph.values[value].port] for value in values]
+
+    entries, edges = [], []
+    for op in graph.ops:
+        sizes = [graph.values[value].bytes for value in op.outputs]
+        entry = {"name": op.name, "cost": op.seconds, "bytes": sizes[0] if len(sizes) == 1 else sizes,
+                 "backward": op.backward}
+        more = {"kind": op.kind, "scratch_bytes": op.scratch_bytes, "once": op.once, "after": list(op.after),
+                "overwrites": named(op.overwrites), "reuses": named(op.reuses)}
+        entries.append(entry | {field: content for field, content in more.items() if content})
+        edges += [[u, op.index, port] if port else [u, op.index] for u, port in named(op.inputs)]
+    return {"name": name, "source": source, "ops": entries, "edges": edges, "results": named(graph.results),
+            "resident_bytes": graph.resident_bytes}
 
 
 def load_instance(path: str | pathlib.Path) -> Graph:
@@ -192,7 +223,23 @@ def load_instance(path: str | pathlib.Path) -> Graph:
     return graph_from_instance(instance)
 
 
-def _whole_bytes(size, name) -> int:
-    if not math.isfinite(size) or size != int(size):
-        raise GraphError(f"Bytes must be whole numbers. Received: {size!r} for op {name!r}")
-    return int(size)
+def _op_from(index: int, entry: Mapping, inputs: tuple[int, ...], outputs: Sequence[tuple[int, ...]]) -> Op:
+    overwrites, reuses = (tuple(_value_at(outputs, *name) for name in entry.get(field, ())) for field in ("overwrites", "reuses"))
+    return Op(index, str(entry["name"]), str(entry.get("kind", "instance")), inputs, outputs[index],
+              tuple(entry.get("after", ())), float(entry["cost"]), _sizes(entry.get("scratch_bytes", 0), entry["name"])[0],
+              entry.get("once"), overwrites, bool(entry.get("backward", False)), reuses)
+
+
+def _value_at(outputs: Sequence[tuple[int, ...]], op: int, port: int = 0) -> int:
+    if not 0 <= op < len(outputs) or not 0 <= port < len(outputs[op]):
+        raise ValueError(f"there is no output {port} of op {op}")
+    return outputs[op][port]
+
+
+def _sizes(bytes: int | float | Sequence[int], name: str) -> list[int]:
+    """One size or several, as whole numbers."""
+    sizes = bytes if isinstance(bytes, list) else [bytes]
+    for size in sizes:
+        if not math.isfinite(size) or size != int(size):
+            raise GraphError(f"Bytes must be whole numbers. Received: {size!r} for op {name!r}")
+    return [int(size) for size in sizes]

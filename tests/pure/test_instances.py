@@ -4,9 +4,10 @@ import json
 import pytest
 
 from checkmate_tf.ir.errors import GraphError
-from checkmate_tf.ir.graph import graph_from_instance, load_instance
+from checkmate_tf.ir.graph import graph_from_instance, instance_from_graph, load_instance
 from checkmate_tf.ir.simulate import keep_all_timeline
 from checkmate_tf.ir.verify import verify_graph
+from tests import oracle, strategies
 
 INSTANCE = {
     "name": "tiny", "source": "by hand",
@@ -40,7 +41,31 @@ def test_an_empty_instance_is_an_empty_graph():
     assert graph_from_instance({"ops": [], "edges": []}).ops == ()
 
 
+def test_a_graph_with_everything_in_it_survives_being_written():
+    for seed in range(60):
+        graph = strategies.random_graph(seed, max_ops=9)
+        again = verify_graph(graph_from_instance(json.loads(json.dumps(instance_from_graph(graph, "any")))))
+        assert again.ops == graph.ops and again.values == graph.values
+        assert (again.results, again.resident_bytes) == (graph.results, graph.resident_bytes)
+    assert oracle.peak_bytes(again, again.order) == keep_all_timeline(graph).peak_bytes
+
+
+def test_outputs_are_named_by_op_and_port():
+    graph = verify_graph(graph_from_instance({
+        "ops": [{"name": "a", "cost": 1, "bytes": [4, 2]}, {"name": "none", "cost": 1, "bytes": [], "after": [0]},
+                {"name": "b", "cost": 1, "bytes": 2, "reuses": [[0, 1]], "scratch_bytes": 3, "once": "a draw"}],
+        "edges": [[0, 2, 1], [0, 2]], "results": [[2, 0]], "resident_bytes": 5}))
+    assert [op.outputs for op in graph.ops] == [(0, 1), (), (2,)]
+    assert (graph.ops[2].inputs, graph.ops[2].reuses, graph.ops[1].after) == ((1, 0), (1,), (0,))
+    # 5 resident, 4 + 2 from a, 3 scratch; b's own 2 take over a's second output.
+    assert keep_all_timeline(graph).peak_bytes == 14
+
+
 @pytest.mark.parametrize("change, message", [
+    (lambda instance: instance["ops"][0].update(bytes=[1, 0.5]), "whole"),
+    (lambda instance: instance["ops"][0].update(scratch_bytes=0.5), "whole"),
+    (lambda instance: instance.update(results=[[2, 1]]), "no output 1 of op 2"),
+    (lambda instance: instance.update(edges=[[0, 1], [0, 1, 0]]), "only once"),
     (lambda instance: instance.pop("edges"), "edges"),
     (lambda instance: instance.pop("ops"), "ops"),
     (lambda instance: instance["ops"][0].pop("cost"), "cost"),
