@@ -115,10 +115,13 @@ def import_function(graph_def: GraphDef, arguments: Sequence[tuple[str, tf.Tenso
 
     Without results it returns a zero, since TensorFlow prunes a function that returns nothing to nothing. No automatic
     control dependencies are added: the order is the one that the nodes' own edges give. """
+    # Grappler may have folded the only reader of a constant that was captured; feeding nobody is refused.
+    read = {tensor_name(name)[0] for node in graph_def.node for name in node.input} | {tensor_name(name)[0] for name in results}
+
     def body(*tensors):
         graph = tf.compat.v1.get_default_graph()
-        feeds = {f"{name}:0": tensor for (name, _), tensor in zip(arguments, tensors)}
-        feeds |= {f"{name}:0": graph.capture(tensor) for name, tensor in captures}
+        feeds = {f"{name}:0": tensor for (name, _), tensor in zip(arguments, tensors) if name in read}
+        feeds |= {f"{name}:0": graph.capture(tensor) for name, tensor in captures if name in read}
         direct = {name: feeds[name] for name in results if name in feeds}
         fetched = [name for name in results if name not in direct]
         found = tf.graph_util.import_graph_def(graph_def, input_map=feeds, return_elements=[*fetched, *controls], name="")

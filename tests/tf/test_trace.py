@@ -106,3 +106,12 @@ def test_small_variables_are_assigned_to_by_copying():
     for _ in range(2):
         traced.function(tf.constant(1.0))
         assert all(np.all(tf.cast(variable, tf.float32) == 1) for variable in (*variables, large))
+
+
+def test_what_is_captured_or_given_and_not_read_is_no_trouble():
+    variance = tf.constant([4.0, 9.0])  # Grappler folds its root, and then nobody reads it
+
+    def step(batch):
+        return batch[0] * tf.sqrt(variance)
+    traced = trace(step, (tf.TensorSpec([2]), tf.TensorSpec([5])))
+    assert traced.function(tf.ones([2]), tf.ones([5]))[0].numpy().tolist() == [2, 3]
