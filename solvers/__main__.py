@@ -52,6 +52,13 @@ def budget_from_text(text: str, base_peak_bytes: int) -> int:
     return math.floor(number * base_peak_bytes if number <= 1 else number)
 
 
+def solver_in_order(name: str, order: str | None) -> Solver:
+    """The solver of this name, in this order where it leaves the choice and one was made."""
+    solver = get(name)
+    has_choice = any(field.name == "order" for field in dataclasses.fields(solver))
+    return dataclasses.replace(solver, order=order) if has_choice and order else solver
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m checkmate_tf.solvers",
                                      description="Solves a bare rematerialization instance.")
@@ -83,19 +90,13 @@ def _answer(options: argparse.Namespace) -> dict:
     base_peak_bytes = keep_all_timeline(graph).peak_bytes
     budget_bytes = budget_from_text(options.budget, base_peak_bytes)
     limits = Limits(seconds=options.time_limit, threads=options.threads, seed=options.seed)
-    solution = solve(graph, budget_bytes, _solver(options), limits)
+    solution = solve(graph, budget_bytes, solver_in_order(options.solver, options.order), limits)
     if options.order == "free" and solution.stats.get("bound_scope", Scope.ANY) != Scope.ANY:
         solution = _without_bound(solution)
     name = json.loads(options.instance.read_text()).get("name", options.instance.stem)
     if options.output is not None:
         _write_order(options.output, name, solution)
     return _line(name, solution)
-
-
-def _solver(options: argparse.Namespace) -> Solver:
-    solver = get(options.solver)
-    has_choice = any(field.name == "order" for field in dataclasses.fields(solver))
-    return dataclasses.replace(solver, order=options.order) if has_choice and options.order else solver
 
 
 def _without_bound(solution: Solution) -> Solution:

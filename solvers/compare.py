@@ -1,14 +1,17 @@
 """The table of all solvers: what each makes of some instances within some budgets, with published numbers beside.
 
     python -m checkmate_tf.solvers.compare INSTANCE.json... --budgets 0.9,0.7,0.5 --time-limit 10 --output table.csv
+    python -m checkmate_tf.solvers.compare INSTANCE.json... --shares 0.6,0.4,0.2 --solvers auto,fastsa --seeds 10
 
-One row for each instance, budget and solver. Every plan has passed the simulator: none above its budget is in the
+One row for each instance, budget, solver and seed. Shares are budgets as shares of the way from the floor, below which no
+plan can go, to the peak of keeping everything. Every plan has passed the simulator: none above its budget is in the
 table as a plan. Solvers are run one after the other, in this process. Published rows come from `published.json`, which
 says where from; they were taken on other machines, with other notions of the peak, and to one digit.
 
 Below stands, for each solver, the geometric mean of its cost over the reference's: over the least known cost in the
 table, or the cost of `--reference SOLVER`, as in Checkmate's table 2. A mean over the budgets where a solver finds a
 plan flatters those that give up early, so its coverage stands beside: plans found of those that somebody here found.
+With several seeds a third table says how far they are apart.
 """
 
 import argparse
@@ -26,10 +29,10 @@ from rich.table import Table
 
 from checkmate_tf.ir.errors import CheckmateError
 from checkmate_tf.ir.graph import Graph, load_instance
-from checkmate_tf.ir.simulate import keep_all_timeline
+from checkmate_tf.ir.simulate import keep_all_timeline, structural_floor
 from checkmate_tf.ir.verify import verify_graph
 from checkmate_tf.solvers import Limits, get, names, solve
-from checkmate_tf.solvers.__main__ import budget_from_text
+from checkmate_tf.solvers.__main__ import budget_from_text, solver_in_order
 from checkmate_tf.solvers.base import Scope
 
 _WIDTH = 140  # of a table that goes to a file
@@ -56,6 +59,7 @@ class Row:
     bound_scope: str
     seconds: float
     is_published: bool = False
+    seed: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +70,20 @@ class Summary:
     ratio: float | None
     covered: int
     cases: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """A solver on one instance and budget over several seeds: how many found a plan, and the overheads of those."""
+
+    instance: str
+    budget: float
+    solver: str
+    found: int
+    seeds: int
+    best: float | None
+    mean: float | None
+    worst: float | None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,17 +104,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if any(row.status.startswith("error") for row in rows) else 0
 
 
-def compare(graph: Graph, instance: str, budget_bytes: int, budget: float, solvers: Iterable[str],
-            limits: Limits) -> Iterator[Row]:
-    """A row for each solver. A solver that breaks a promise gets a row that says so, not a plan."""
+def compare(graph: Graph, instance: str, budget_bytes: int, budget: float, solvers: Iterable[str], limits: Limits,
+            order: str | None = None) -> Iterator[Row]:
+    """A row for each solver. A solver that breaks a promise gets a row that says so, not a plan.
+
+    order: "fixed" or "free", for solvers that leave the choice
+    """
     base = keep_all_timeline(graph)
     for name in solvers:
         started = time.monotonic()
         try:
-            solution = solve(graph, budget_bytes, get(name), limits)
+            solution = solve(graph, budget_bytes, solver_in_order(name, order), limits)
         except CheckmateError as error:
             yield Row(instance, budget, name, f"error: {error}", False, None, None, None, None, "",
-                      time.monotonic() - started)
+                      time.monotonic() - started, seed=limits.seed)
             continue
         has_plan = solution.plan is not None
         has_bound = solution.bound_seconds > solution.base_seconds
@@ -104,7 +125,8 @@ def compare(graph: Graph, instance: str, budget_bytes: int, budget: float, solve
                   solution.overhead if has_plan else None,
                   solution.peak_bytes / max(base.peak_bytes, 1) if has_plan else None,
                   solution.bound_seconds / solution.base_seconds - 1 if has_bound else None,
-                  solution.stats.get("bound_scope", "") if has_bound else "", solution.stats["solve_seconds"])
+                  solution.stats.get("bound_scope", "") if has_bound else "", solution.stats["solve_seconds"],
+                  seed=limits.seed)
 
 
 def published(instance: str, budget: float, base_seconds: float) -> Iterator[Row]:
@@ -128,7 +150,22 @@ def summaries(rows: Sequence[Row], reference: str | None = None) -> list[Summary
         ratios = [row.cost / min(costs[row.instance, row.budget]) for row in rows
                   if row.solver == solver and row.feasible and min(costs.get((row.instance, row.budget), [0.0])) > 0]
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
-        found.append(Summary(solver, mean, len(ratios), len(costs)))
+        cases = sum(row.solver == solver and (row.instance, row.budget) in costs for row in rows)
+        found.append(Summary(solver, mean, len(ratios), cases))
+    return found
+
+
+def spreads(rows: Iterable[Row]) -> list[Spread]:
+    """For each instance, budget and solver that was run what its seeds found, in the order of the rows."""
+    groups: dict[tuple[str, float, str], list[Row]] = {}
+    for row in rows:
+        if not row.is_published:
+            groups.setdefault((row.instance, row.budget, row.solver), []).append(row)
+    found = []
+    for key, group in groups.items():
+        overheads = [row.overhead for row in group if row.feasible]
+        numbers = (min(overheads), math.fsum(overheads) / len(overheads), max(overheads)) if overheads else (None,) * 3
+        found.append(Spread(*key, len(overheads), len(group), *numbers))
     return found
 
 
@@ -153,6 +190,12 @@ def print_table(console: Console, rows: Sequence[Row], reference: str | None = N
     for summary in summaries(rows, reference):
         table.add_row(summary.solver, _text(summary.ratio, "{:.4f}"), f"{summary.covered}/{summary.cases}")
     console.print(table)
+    if len({row.seed for row in rows}) > 1:
+        table = Table("instance", "budget", "solver", "plans", "best", "mean", "worst", title="Overheads over all seeds")
+        for spread in spreads(rows):
+            overheads = (_text(number, "{:.3%}") for number in (spread.best, spread.mean, spread.worst))
+            table.add_row(spread.instance, f"{spread.budget:.3g}", spread.solver, f"{spread.found}/{spread.seeds}", *overheads)
+        console.print(table)
 
 
 def write(path: pathlib.Path, rows: Sequence[Row]) -> None:
@@ -171,12 +214,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m checkmate_tf.solvers.compare",
                                      description="Runs solvers on instances and prints the table.")
     parser.add_argument("instances", type=pathlib.Path, nargs="+", metavar="INSTANCE.json")
-    parser.add_argument("--budgets", default="0.9,0.7,0.5", help="fractions of the keep-everything peak, or absolute")
+    budgets = parser.add_mutually_exclusive_group()
+    budgets.add_argument("--budgets", default="0.9,0.7,0.5", help="fractions of the keep-everything peak, or absolute")
+    budgets.add_argument("--shares", help="shares of the way from the floor to the keep-everything peak, instead")
     parser.add_argument("--solvers", default=",".join(names()), help=f"some of {', '.join(names())}")
     parser.add_argument("--reference", choices=names(), help="the solver whose cost the ratios are to")
     parser.add_argument("--time-limit", type=float, default=10.0, metavar="SECONDS")
     parser.add_argument("--threads", type=int, default=Limits().threads)
     parser.add_argument("--seed", type=int, default=Limits().seed)
+    parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from --seed on")
+    parser.add_argument("--order", choices=("fixed", "free"), help="for solvers that leave the choice")
     parser.add_argument("--output", type=pathlib.Path, help="a .csv or .json file")
     return parser
 
@@ -185,20 +232,32 @@ def _rows(options: argparse.Namespace) -> Iterator[Row]:
     solvers = [name for name in options.solvers.split(",") if name]
     for name in solvers:
         get(name)
-    limits = Limits(seconds=options.time_limit, threads=options.threads, seed=options.seed)
+    limits = Limits(seconds=options.time_limit, threads=options.threads)
     for path in options.instances:
         graph = verify_graph(load_instance(path))
         instance = json.loads(path.read_text()).get("name", path.stem)
         base = keep_all_timeline(graph)
-        for text in options.budgets.split(","):
-            budget_bytes = budget_from_text(text, base.peak_bytes)
-            budget = float(text) if float(text) <= 1 else budget_bytes / max(base.peak_bytes, 1)
-            yield from compare(graph, instance, budget_bytes, budget, solvers, limits)
+        for budget_bytes, budget in _budgets(options, graph, base.peak_bytes):
+            for seed in range(options.seed, options.seed + options.seeds):
+                yield from compare(graph, instance, budget_bytes, budget, solvers, dataclasses.replace(limits, seed=seed),
+                                   options.order)
             yield from published(instance, budget, base.seconds)
 
 
+def _budgets(options: argparse.Namespace, graph: Graph, base_peak_bytes: int) -> Iterator[tuple[int, float]]:
+    """Bytes, and the same as a fraction of the keep-everything peak."""
+    for text in (options.shares or options.budgets).split(","):
+        if options.shares is None:
+            budget_bytes = budget_from_text(text, base_peak_bytes)
+        else:
+            floor_bytes, _ = structural_floor(graph)
+            budget_bytes = floor_bytes + budget_from_text(text, base_peak_bytes - floor_bytes)
+        is_fraction = options.shares is None and float(text) <= 1
+        yield budget_bytes, float(text) if is_fraction else budget_bytes / max(base_peak_bytes, 1)
+
+
 def _line(row: Row) -> str:
-    return (f"{row.instance} {row.budget:.3g} {row.solver}: {row.status}, overhead {_text(row.overhead, '{:.3%}')}, "
+    return (f"{row.instance} {row.budget:.3g} {row.solver} seed {row.seed}: {row.status}, overhead {_text(row.overhead, '{:.3%}')}, "
             f"{row.seconds:.2f} s")
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from checkmate_tf.ir.errors import SolverError
 from checkmate_tf.solvers import Limits, compare
-from checkmate_tf.solvers.compare import Row, main, published, summaries
+from checkmate_tf.solvers.compare import Row, Spread, main, published, spreads, summaries
 from tests import strategies
 from tests.pure.test_solvers_command import instance_of
 
@@ -31,6 +31,14 @@ def test_ratios_to_a_reference_cover_what_the_reference_covers():
     first, second = summaries(ROWS, "a")  # a has a plan at 0.9 only
     assert (first.ratio, first.covered, first.cases) == (1.0, 1, 1)
     assert (second.ratio, second.covered, second.cases) == (pytest.approx(2.0), 1, 1)
+
+
+def test_seeds_are_cases_of_their_own_and_their_spread_is_told():
+    seeds = (row("a", 0.9, 10.0, overhead=0.0), row("a", 0.9, 11.0, overhead=0.1, seed=1), row("a", 0.9, None, seed=2))
+    (summary,) = summaries(seeds)  # sqrt(10/10 * 11/10)
+    assert (summary.covered, summary.cases) == (2, 3) and summary.ratio == pytest.approx(1.1 ** 0.5)
+    assert spreads((*seeds, ROWS[4])) == [Spread("net", 0.9, "a", 2, 3, 0.0, 0.05, 0.1)]
+    assert spreads(ROWS[5:]) == [Spread("net", 0.3, name, 0, 1, None, None, None) for name in "ab"]
 
 
 def test_published_numbers_are_found_by_instance_and_budget():
@@ -66,6 +74,17 @@ def test_the_command_writes_what_it_prints(tmp_path, capsys, suffix):
     assert [(row["solver"], float(row["budget"])) for row in rows] == [
         ("greedy", 0.9), ("chen_sqrt", 0.9), ("greedy", 0.5), ("chen_sqrt", 0.5)]
     assert all(float(row["peak"]) <= float(row["budget"]) for row in rows if row["peak"])
+
+
+def test_shares_count_from_the_floor_and_every_seed_gets_its_rows(tmp_path, capsys):
+    path, output = tmp_path / "net.json", tmp_path / "table.json"
+    path.write_text(json.dumps(instance_of(8)))  # keeping everything takes 10, the floor is 4
+    code = main([str(path), "--shares", "0.5,1", "--solvers", "auto", "--order", "fixed", "--seed", "4", "--seeds", "2",
+                 "--time-limit", "1", "--output", str(output)])
+    rows = json.loads(output.read_text())
+    assert code == 0 and "worst" in capsys.readouterr().out
+    assert [(row["budget"], row["seed"]) for row in rows] == [(budget / 10, seed) for budget in (7, 10) for seed in (4, 5)]
+    assert {row["bound_scope"] for row in rows[:2]} == {"plans whose first runs come in the given order"}
 
 
 def test_an_unknown_solver_is_refused(tmp_path, capsys):
