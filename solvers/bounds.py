@@ -9,6 +9,9 @@ ResNet50 at 50 % of its memory takes a single cut.
 Where several first runs hold too much, a plan that fits, if one is known, says which of them matter: those at which it
 holds most. Where no first run holds too much but a rerun does, the rows that see reruns are added.
 
+A program of thousands of columns may take longer than anybody waits. There the linear relaxation of the first one is
+solved before it: with a single cut that is nearly as good a bound, in a fraction of a second for 10,000 ops.
+
 The scope is said with each bound: "fixed", plans whose first runs come in the order of indices, or "any" plans. On
 wide graphs few ops come in the same order in every plan, and there the second is no more than the plain sum.
 
@@ -34,6 +37,7 @@ _GAP = 1e-6            # to which each program is solved
 _ROUNDING = 1e-7       # what an engine's bound may be off by, as a share of the plain sum
 _FIRST_SECONDS = 5.0   # for a program; twice as long when it is tried again
 _PATIENCE = 4          # programs that may bring nothing, one that is not solved in its time counting twice
+_MANY_COLUMNS = 3_000  # a program that is worth a look at its linear relaxation before
 _MOST_ENTRIES = 400_000  # ops and values times phases: beyond this, building alone takes seconds
 _ADVICE = 8            # how sharply a known plan's profile tells cuts apart
 
@@ -64,6 +68,11 @@ def findings(graph: Graph, budget_bytes: int, scope: str, deadline: Deadline, *,
     while (left := deadline.left_seconds) > 0 and _entries(graph, chosen) < _MOST_ENTRIES:
         phases = cuts.phases(graph, chosen, scope)
         program = CutProgram(graph, budget_bytes, phases, rows_within=rows_within)
+        if len(chosen) == 1 and not rows_within and program.model.column_count > _MANY_COLUMNS:
+            relaxed = program.model.solve(Engine.HIGHS, seconds=min(left, seconds), gap=_GAP, is_relaxed=True, seed=seed,
+                                          child=child)
+            yield Finding(_bound_seconds(graph, program, relaxed), None, chosen)
+            left = deadline.left_seconds
         outcome = program.model.solve(Engine.HIGHS, seconds=min(left, seconds), gap=_GAP, seed=seed, child=child)
         order = None if outcome.values is None else _plan_order(graph, phases, program.runs(outcome.values))
         bound_seconds = _bound_seconds(graph, program, outcome)

@@ -79,11 +79,11 @@ def test_the_command_writes_what_it_prints(tmp_path, capsys, suffix):
 def test_shares_count_from_the_floor_and_every_seed_gets_its_rows(tmp_path, capsys):
     path, output = tmp_path / "net.json", tmp_path / "table.json"
     path.write_text(json.dumps(instance_of(8)))  # keeping everything takes 10, the floor is 4
-    code = main([str(path), "--shares", "0.5,1", "--solvers", "auto", "--order", "fixed", "--seed", "4", "--seeds", "2",
-                 "--time-limit", "1", "--output", str(output)])
+    code = main([str(path), "--shares", "0.25,1", "--solvers", "auto", "--order", "fixed", "--seed", "4", "--seeds", "2",
+                 "--time-limit", "10", "--output", str(output)])
     rows = json.loads(output.read_text())
     assert code == 0 and "worst" in capsys.readouterr().out
-    assert [(row["budget"], row["seed"]) for row in rows] == [(budget / 10, seed) for budget in (7, 10) for seed in (4, 5)]
+    assert [(row["budget"], row["seed"]) for row in rows] == [(budget / 10, seed) for budget in (5, 10) for seed in (4, 5)]
     assert {row["bound_scope"] for row in rows[:2]} == {"plans whose first runs come in the given order"}
 
 
