@@ -1,7 +1,7 @@
 """The door to OR-Tools: an integer program goes in as plain arrays, what was found and why it ended comes out.
 
 The engines run in a child process (`engine`, which says why), started when first needed and kept. A child that dies or
-overruns its limit by far is a SolverError or no answer, never the end of this process; an interrupt ends the child.
+overruns its limit is a SolverError or no answer, never the end of this process; an interrupt ends the child.
 """
 
 import atexit
@@ -15,7 +15,9 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from typing import BinaryIO
 
 import numpy as np
 
@@ -23,7 +25,7 @@ from checkmate_tf.ir.errors import SolverError
 
 _ENGINE = pathlib.Path(__file__).with_name("engine.py")
 _LENGTH = struct.Struct("<Q")
-_GRACE_SECONDS = 10.0
+_GRACE_SECONDS = 1.0
 
 
 class Engine(str, enum.Enum):
@@ -91,21 +93,21 @@ class LinearModel:
 
     def solve(self, engine: Engine, *, seconds: float, gap: float, seed: int,
               start: Mapping[int, float] | None = None, is_relaxed: bool = False,
-              child: "Child | None" = None) -> Outcome:
+              child: "Child | None" = None, grace_seconds: float = _GRACE_SECONDS) -> Outcome:
         """Runs the engine. `start` is a solution to begin with: values of columns, all integer ones at least.
         With `is_relaxed` no column need be integer.
 
-        The seconds include handing the model over. Everybody shares one process but who brings a `child` of their own.
+        The seconds include starting the process and handing the model over; an engine that does not stop within the
+        grace after them is ended, and with it what it knows. Everybody shares one process but who brings a `child`.
         Raises SolverError if OR-Tools refuses the model.
         """
         lower, upper, cost, integer = (np.concatenate(parts) for parts in zip(*self._columns))
         low, high = (np.concatenate(parts) for parts in zip(*self._bounds))
         rows, columns, factors = _summed(*(np.concatenate(parts) for parts in zip(*self._entries)))
-        answer = (child or _CHILD).ask({"engine": engine.value, "seconds": seconds, "gap": gap, "seed": seed, "lower": lower,
+        answer = (child or _CHILD).ask({"engine": engine.value, "gap": gap, "seed": seed, "lower": lower,
                              "upper": upper, "cost": cost, "integer": integer & (not is_relaxed), "low": low,
                              "high": high, "rows": rows, "columns": columns, "factors": factors,
-                             "start": dict(start) if start is not None else None},
-                            seconds + _GRACE_SECONDS)
+                             "start": dict(start) if start is not None else None}, seconds, grace_seconds)
         if answer is None:
             return Outcome(End.LIMIT, None, -math.inf)
         if "refused" in answer:
@@ -146,8 +148,8 @@ class ConstraintModel:
               workers: int, start: Mapping[int, int] | None = None) -> Outcome:
         """Runs CP-SAT with the terms of `cost` for an objective, the column `capacity` for a limit, and a hint."""
         answer = _CHILD.ask({"engine": "cp_sat", "domains": self._domains, "rows": self._rows, "cost": tuple(cost),
-                             "intervals": self._intervals, "capacity": capacity, "seconds": seconds, "gap": gap,
-                             "seed": seed, "workers": workers, "start": dict(start or {})}, seconds + _GRACE_SECONDS)
+                             "intervals": self._intervals, "capacity": capacity, "gap": gap,
+                             "seed": seed, "workers": workers, "start": dict(start or {})}, seconds)
         if answer is None:
             return Outcome(End.LIMIT, None, -math.inf)
         if "refused" in answer:
@@ -162,10 +164,12 @@ class Child:
     def __init__(self):
         self._lock = threading.Lock()
         self._process: subprocess.Popen | None = None
+        self._is_ready = threading.Event()
         self._is_cancelled = False
 
-    def ask(self, request: dict, seconds: float) -> dict | None:
-        """The child's answer, or None where it takes longer than that. Raises SolverError if the child dies."""
+    def ask(self, request: dict, seconds: float, grace_seconds: float = _GRACE_SECONDS) -> dict | None:
+        """The child's answer, or None where it takes longer than both. Raises SolverError if the child dies."""
+        until = time.time() + seconds  # a clock that the child can read, too
         with self._lock:
             if self._is_cancelled:
                 raise SolverError("This process for OR-Tools was cancelled: it takes no more models.")
@@ -174,12 +178,17 @@ class Child:
                 self.stop()
                 self._process = subprocess.Popen([sys.executable, "-P", str(_ENGINE)], stdin=subprocess.PIPE,
                                                  stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+                self._is_ready = threading.Event()
+                threading.Thread(target=_greeted, args=(self._process.stdout, self._is_ready), daemon=True).start()
             if self._is_cancelled:
                 self._process.kill()  # by who came in between
+            if not self._is_ready.wait(seconds + grace_seconds):
+                return None  # it goes on starting, for the next request
             try:
                 with concurrent.futures.ThreadPoolExecutor(1) as reader:
                     try:
-                        return reader.submit(self._talk, request).result(timeout=seconds)
+                        left = until + grace_seconds - time.time()
+                        return reader.submit(self._talk, request | {"until": until}).result(timeout=left)
                     except BaseException:
                         self._process.kill()  # and with it the reader's wait
                         raise
@@ -213,6 +222,12 @@ class Child:
 
 _CHILD = Child()
 atexit.register(_CHILD.stop)
+
+
+def _greeted(answers: BinaryIO, is_ready: threading.Event) -> None:
+    """Waits until the child says that it has started, or is gone."""
+    answers.read(1)
+    is_ready.set()
 
 
 def _summed(rows: np.ndarray, columns: np.ndarray, factors: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -36,6 +36,7 @@ from checkmate_tf.solvers.relaxation import CutProgram, order_from
 _GAP = 1e-6            # to which each program is solved
 _ROUNDING = 1e-7       # what an engine's bound may be off by, as a share of the plain sum
 _FIRST_SECONDS = 5.0   # for a program; twice as long when it is tried again
+_GRACE_SECONDS = 10.0  # that an engine may go on to tell what it knows; who searches beside ends the child when he must
 _PATIENCE = 4          # programs that may bring nothing, one that is not solved in its time counting twice
 _MANY_COLUMNS = 3_000  # a program that is worth a look at its linear relaxation before
 _MOST_ENTRIES = 400_000  # ops and values times phases: beyond this, building alone takes seconds
@@ -70,10 +71,11 @@ def findings(graph: Graph, budget_bytes: int, scope: str, deadline: Deadline, *,
         program = CutProgram(graph, budget_bytes, phases, rows_within=rows_within)
         if len(chosen) == 1 and not rows_within and program.model.column_count > _MANY_COLUMNS:
             relaxed = program.model.solve(Engine.HIGHS, seconds=min(left, seconds), gap=_GAP, is_relaxed=True, seed=seed,
-                                          child=child)
+                                          child=child, grace_seconds=_GRACE_SECONDS)
             yield Finding(_bound_seconds(graph, program, relaxed), None, chosen)
             left = deadline.left_seconds
-        outcome = program.model.solve(Engine.HIGHS, seconds=min(left, seconds), gap=_GAP, seed=seed, child=child)
+        outcome = program.model.solve(Engine.HIGHS, seconds=min(left, seconds), gap=_GAP, seed=seed, child=child,
+                                      grace_seconds=_GRACE_SECONDS)
         order = None if outcome.values is None else _plan_order(graph, phases, program.runs(outcome.values))
         bound_seconds = _bound_seconds(graph, program, outcome)
         yield Finding(bound_seconds, order, chosen)

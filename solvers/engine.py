@@ -12,7 +12,8 @@ Constraint models go to CP-SAT by a door of their own. It is not offered for int
 by MathOpt's door it refused models with fractional constants, and cut off columns beyond 1e7, after which its bound was
 above the cost of a plan.
 
-A request is a pickled dictionary of arrays and numbers, an answer a pickled dictionary, each behind its length.
+One byte says that the process has started, which takes a second or more. A request is a pickled dictionary of arrays and
+numbers, an answer a pickled dictionary, each behind its length.
 """
 
 import datetime
@@ -43,6 +44,8 @@ def main() -> None:
     """Answers requests until standard input ends."""
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # engines print greetings, which must not get into the answers
+    answers.write(b"\n")  # started
+    answers.flush()
     while header := requests.read(_LENGTH.size):
         answer = pickle.dumps(_answer(pickle.loads(requests.read(*_LENGTH.unpack(header)))))
         answers.write(_LENGTH.pack(len(answer)) + answer)
@@ -61,7 +64,6 @@ def _answer(request: dict) -> dict:
 
 
 def _constraint_answer(request: dict) -> dict:
-    started = time.monotonic()
     model = cp_model.CpModel()
     columns = []
     for is_list, values in request["domains"]:
@@ -87,7 +89,7 @@ def _constraint_answer(request: dict) -> dict:
     for column, value in request["start"].items():
         model.add_hint(columns[column], value)
     solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = max(request["seconds"] - (time.monotonic() - started), 0.01)
+    solver.parameters.max_time_in_seconds = max(request["until"] - time.time(), 0.01)
     solver.parameters.random_seed = request["seed"]
     solver.parameters.num_workers = request["workers"]
     solver.parameters.interleave_search = request["workers"] > 1  # they take turns: the same result each time
@@ -101,14 +103,13 @@ def _constraint_answer(request: dict) -> dict:
 
 
 def _linear_answer(request: dict) -> dict:
-    started = time.monotonic()
     model_parameters = mathopt.ModelSolveParameters()
     try:
         model = mathopt.Model.from_model_proto(_proto(request))
         if request["start"] is not None:
             values = {model.get_variable(column): value for column, value in request["start"].items()}
             model_parameters.solution_hints.append(mathopt.SolutionHint(variable_values=values))
-        left = datetime.timedelta(seconds=max(request["seconds"] - (time.monotonic() - started), 0.01))
+        left = datetime.timedelta(seconds=max(request["until"] - time.time(), 0.01))
         parameters = mathopt.SolveParameters(time_limit=left, relative_gap_tolerance=request["gap"],
                                              random_seed=request["seed"])
         result = mathopt.solve(model, _SOLVER_TYPES[request["engine"]], params=parameters, model_params=model_parameters)

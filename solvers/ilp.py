@@ -20,7 +20,7 @@ until everything fits: that is then the optimum of eq. 9, most of which was neve
     no_stage_plan          the same for stage plans
     rounds, exact_stages   how often the program was solved, and how many stages needed exact memory
 
-The engines look at the clock between their steps, so the time limit may be passed by some seconds on large graphs.
+The engines look at the clock between their steps; one that is late by a second is ended, and with it what it knows.
 They round within their tolerances, so a plan may come out a few bytes too large although all its stages are exact;
 then less memory is allowed. Graphs of more than 400 ops are not tried: the columns and rows grow with the square of
 their number, and the first linear relaxation alone takes minutes. The tests compare with an exhaustive search over

@@ -170,7 +170,7 @@ def test_exact_memory_is_what_makes_the_program_exact():
 
 def test_engines_that_die_are_a_solver_error_and_start_again(monkeypatch, tmp_path):
     dying = tmp_path / "dying.py"
-    dying.write_text("import sys; sys.stdin.buffer.read(8); sys.exit(3)")
+    dying.write_text("import sys; print(flush=True); sys.stdin.buffer.read(8); sys.exit(3)")
     model = LinearModel()
     model.row(model.columns(2, cost=1.0), 1.0, low=1.0)
     backend._CHILD.stop()
@@ -181,13 +181,24 @@ def test_engines_that_die_are_a_solver_error_and_start_again(monkeypatch, tmp_pa
     assert model.solve(Engine.HIGHS, seconds=10, gap=0.0, seed=0).bound == pytest.approx(1.0)
 
 
-def test_engines_far_over_their_time_are_ended(monkeypatch, tmp_path):
+def test_engines_over_their_time_are_ended(monkeypatch, tmp_path):
     sleeping = tmp_path / "sleeping.py"
-    sleeping.write_text("import time; time.sleep(60)")
+    sleeping.write_text("import time; print(flush=True); time.sleep(60)")
     model = LinearModel()
     model.row(model.columns(2, cost=1.0), 1.0, low=1.0)
     backend._CHILD.stop()
     monkeypatch.setattr(backend, "_ENGINE", sleeping)
-    monkeypatch.setattr(backend, "_GRACE_SECONDS", 0.2)
-    outcome = model.solve(Engine.HIGHS, seconds=0.3, gap=0.0, seed=0)
+    outcome = model.solve(Engine.HIGHS, seconds=1.0, gap=0.0, seed=0, grace_seconds=0.2)
     assert outcome.end is End.LIMIT and outcome.values is None and outcome.bound == -math.inf
+    assert backend._CHILD._process.wait(timeout=10) != 0
+
+
+def test_an_engine_that_is_slow_to_start_is_there_for_the_next_request(monkeypatch, tmp_path):
+    slow = tmp_path / "slow.py"
+    slow.write_text(f"import runpy, time; time.sleep(2); runpy.run_path({str(backend._ENGINE)!r}, run_name='__main__')")
+    model = LinearModel()
+    model.row(model.columns(2, cost=1.0), 1.0, low=1.0)
+    backend._CHILD.stop()
+    monkeypatch.setattr(backend, "_ENGINE", slow)
+    assert model.solve(Engine.HIGHS, seconds=0.1, gap=0.0, seed=0, grace_seconds=0.1).end is End.LIMIT
+    assert model.solve(Engine.HIGHS, seconds=30, gap=0.0, seed=0).bound == pytest.approx(1.0)
