@@ -91,6 +91,13 @@ class LinearModel:
         self._bounds.append((np.array([low]), np.array([high])))
         self.row_count += 1
 
+    def ragged_rows(self, numbers: np.ndarray, columns: np.ndarray, factors: np.ndarray, high: np.ndarray | float,
+                    count: int) -> None:
+        """Adds `count` rows at once, row by row of any columns: entry i adds factors[i] * x[columns[i]] to row numbers[i]."""
+        self._entries.append((self.row_count + numbers, columns, factors))
+        self._bounds.append((np.full(count, -math.inf), np.broadcast_to(high, count)))
+        self.row_count += count
+
     def solve(self, engine: Engine, *, seconds: float, gap: float, seed: int,
               start: Mapping[int, float] | None = None, is_relaxed: bool = False,
               child: "Child | None" = None, grace_seconds: float = _GRACE_SECONDS) -> Outcome:

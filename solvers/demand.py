@@ -12,10 +12,10 @@ of `run` and `forget` ends in a valid order, on any graph:
 
 Nothing is counted here. Whether a plan fits is for `simulate` to say; and a value that the player believes to be held
 costs nothing after its last use, because frees follow from the order alone. An op is *renewable* while it may run again
-and whatever it reads is held or renewable; that is swept anew after each op that overwrites something, O(V + E) each.
+and whatever it reads is held or renewable; what loses that by an overwritten value is found from its readers on.
 """
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 
 from checkmate_tf.ir.graph import Graph
 
@@ -31,14 +31,13 @@ class Player:
         self.order: list[int] = []
         self.held = [False] * len(graph.values)
         self.ran = [False] * len(graph.ops)
-        self._gone = [False] * len(graph.values)
         self._users_left = [len(readers) for readers in graph.consumers]  # ops that have not yet run
         for value in graph.results:
             self._users_left[value] += 1
         self._prior = [frozenset({*graph.predecessors[op.index], *op.after,
                                   *(reader for value in op.overwrites for reader in graph.consumers[value])} - {op.index})
                        for op in graph.ops]
-        self._renewable = self._sweep(frozenset())
+        self._renewable = [op.once is None and not op.overwrites for op in graph.ops]
 
     def run(self, op: int) -> None:
         """The first run of this op, after what must come before it; nothing if it has run already."""
@@ -83,18 +82,15 @@ class Player:
             for value in self.graph.ops[op].inputs:
                 self._users_left[value] -= 1
             if self.graph.ops[op].overwrites:
-                for value in self.graph.ops[op].overwrites:
-                    self._gone[value] = True
-                self._renewable = self._sweep(frozenset())
+                self._lose(self.graph.ops[op].overwrites)
 
     def before_emit(self, op: int) -> None:
         """Makes what nobody could make any more once this op has overwritten what it overwrites."""
-        overwritten = frozenset(self.graph.ops[op].overwrites)
-        if not overwritten or self.ran[op]:
+        if self.ran[op]:
             return
-        after = self._sweep(overwritten)
-        waiting = [value.index for value in self.graph.values if not self.held[value.index] and self.ran[value.producer]
-                   and not after[value.producer] and self._outlives(value.index, op)]
+        lost = self._lost_with(self.graph.ops[op].overwrites)
+        waiting = [value for other in sorted(lost) if self.ran[other] for value in self.graph.ops[other].outputs
+                   if not self.held[value] and self._outlives(value, op)]
         self.fetch(waiting)
 
     def _outlives(self, value: int, op: int) -> bool:
@@ -121,13 +117,18 @@ class Player:
             if not self.ran[op] or not all(self.held[value] for value in self.graph.ops[op].outputs):
                 self.emit(op)
 
-    def _sweep(self, overwritten: Set[int]) -> list[bool]:
-        """Which ops are renewable once these values have been overwritten, too."""
-        renewable = [False] * len(self.graph.ops)
-        producers = self.graph.values
-        for op in self.graph.ops:
-            renewable[op.index] = op.once is None and not op.overwrites and all(
-                not self._gone[value] and value not in overwritten
-                and (self.held[value] or renewable[producers[value].producer] or not self.ran[producers[value].producer])
-                for value in op.inputs)
-        return renewable
+    def _lose(self, values: Iterable[int]) -> None:
+        """Nobody can read these values any more."""
+        for op in self._lost_with(values):
+            self._renewable[op] = False
+
+    def _lost_with(self, values: Iterable[int]) -> set[int]:
+        """The ops that are renewable now and are not once nobody can read these values."""
+        stack, lost = list(values), set()
+        while stack:
+            for reader in self.graph.consumers[stack.pop()]:
+                if self._renewable[reader] and reader not in lost:
+                    lost.add(reader)
+                    if self.ran[reader]:
+                        stack.extend(value for value in self.graph.ops[reader].outputs if not self.held[value])
+        return lost

@@ -136,15 +136,13 @@ class _Device(Player):
 
     def before_emit(self, op: int) -> None:
         """Makes, and locks until the op has run, what cannot be made once it has overwritten what it overwrites."""
-        overwritten = frozenset(self.graph.ops[op].overwrites)
-        if not overwritten or self.ran[op]:
+        if self.ran[op]:
             return
-        after = self._sweep(overwritten)
-        for value in self.graph.values:
-            if self.held[value.index] and not after[value.producer] and (self.is_needed(value.index)
-                                                                         or self._is_wanted_again(value.index)):
-                self._locks[value.index] += 1
-                self._saved.append(value.index)
+        for lost in sorted(self._lost_with(self.graph.ops[op].overwrites)):
+            for value in self.graph.ops[lost].outputs:
+                if self.held[value] and (self.is_needed(value) or self._is_wanted_again(value)):
+                    self._locks[value] += 1
+                    self._saved.append(value)
         super().before_emit(op)
 
     def fetch(self, values) -> list[int]:
@@ -238,7 +236,7 @@ class _Device(Player):
         elif not self._locks[value] and not self._is_wanted_again(value):
             self.held[value] = False
             self._held_bytes -= self._bytes[value]
-            self._renewable = self._sweep(frozenset())
+            self._lose([value])
 
     def _is_wanted_again(self, value: int) -> bool:
         """Whether an evicted value that is needed, or one that it would be remade from, is made from this one."""

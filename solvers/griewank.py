@@ -114,6 +114,8 @@ def revolving_order(graph: Graph, candidates: Sequence[int], snapshots: int,
     left = places(0, len(members), snapshots)
     current = None
     for op in graph.ops:
+        if time.monotonic() > deadline:
+            return None
         if op.backward:
             if current is None:
                 current = len(members) - 1
@@ -121,8 +123,6 @@ def revolving_order(graph: Graph, candidates: Sequence[int], snapshots: int,
             missing = [value for value in op.inputs if not player.held[value]
                        and graph.values[value].producer in segment]
             if missing:
-                if time.monotonic() > deadline:
-                    return None
                 current = max(segment[graph.values[value].producer] for value in missing)
                 left = [place for place in left if place <= current]
                 start = left[-1] if left else 0

@@ -68,6 +68,8 @@ class StageProgram:
         unit_bytes, self._budget = _memory_unit(graph, budget_bytes)
         self._sizes = np.array([value.bytes for value in graph.values]) / unit_bytes
         self._scratch = np.array([op.scratch_bytes for op in graph.ops]) / unit_bytes
+        self._touched = [np.array(sorted({*op.inputs, *op.outputs}), dtype=np.int64) for op in graph.ops]
+        self._needs = np.array([self._need(op) for op in graph.ops])
         self._add_columns()
         self._add_dependencies()
         for stage in range(self._stages):
@@ -130,11 +132,11 @@ class StageProgram:
         before, after, runs = self._kept[stage], self._kept[stage + 1], self._runs[stage]
         first = self._graph.ops[stage:stage + 1]
         for op in first:
-            others = np.setdiff1d(np.nonzero((after != self._zero) & (sizes > 0))[0], _touched(op))
+            others = np.setdiff1d(np.nonzero((after != self._zero) & (sizes > 0))[0], self._touched[op.index])
             if len(op.reuses) == 1:  # kept, its memory is not taken over
                 others = np.append(others, op.reuses[0])
             model.row(after[others], sizes[others],
-                      high=self._budget - self._need(op))
+                      high=self._budget - self._needs[op.index])
         again = np.nonzero(runs[:stage] != self._zero)[0]
         if not len(again):
             return
@@ -148,11 +150,11 @@ class StageProgram:
         model.rows([(throughout[read], 1), (runs[self._producers[read]], 1)], low=1)
         total = model.columns(1, upper=self._budget, integer=False)
         model.row([*throughout[lasting], *total], [*sizes[lasting], -1], high=0)
-        for rerun in again:
-            op = self._graph.ops[rerun]
-            inside = _touched(op)
-            model.row([*total, *throughout[inside], runs[rerun]], [1, *-sizes[inside], self._need(op)],
-                      high=self._budget)
+        inside = np.concatenate([self._touched[op] for op in again])
+        numbers = np.arange(len(again))
+        model.ragged_rows(np.concatenate([numbers, np.repeat(numbers, [len(self._touched[op]) for op in again]), numbers]),
+                          np.concatenate([np.repeat(total, len(again)), throughout[inside], runs[again]]),
+                          np.concatenate([np.ones(len(again)), -sizes[inside], self._needs[again]]), self._budget, len(again))
 
     def _add_releases(self) -> None:
         """(7b), (7c), and that a value is released once a stage at most (the paper's theorem 4.1)."""
@@ -213,11 +215,7 @@ class StageProgram:
 
     def _need(self, op: Op) -> float:
         taken_over = max((self._sizes[value] for value in op.reuses), default=0.0)
-        return float(self._scratch[op.index] + self._sizes[_touched(op)].sum() - taken_over)
-
-
-def _touched(op: Op) -> np.ndarray:
-    return np.array(sorted({*op.inputs, *op.outputs}), dtype=np.int64)
+        return float(self._scratch[op.index] + self._sizes[self._touched[op.index]].sum() - taken_over)
 
 
 def _memory_unit(graph: Graph, budget_bytes: int) -> tuple[float, float]:
