@@ -328,28 +328,22 @@ def _make_room(problem, schedule, slot, room):
 
 
 @compiled
-def tidy(problem, schedule):
-    """Removes recomputations, dearest first, as long as the schedule still fits. Returns how many went."""
+def tidy(problem, schedule, ops):
+    """Removes recomputations of these ops, in this order, as long as the schedule still fits. Returns how many went."""
     removed = 0
-    again = True
-    while again:
-        again = False
-        count = schedule.counters[slots.MANY]
-        ops = schedule.many[:count].copy()
-        for op in ops[np.argsort(-problem.cost[ops])]:
-            run = schedule.runs[op] - 1
-            while run >= 1:
-                run = min(run, schedule.runs[op] - 1)
-                if run < 1:
-                    break
-                slots.begin(schedule)
-                slots.remove_with_causes(problem, schedule, op, run)
-                if schedule.counters[slots.OVERFLOW] > 0:
-                    slots.undo(problem, schedule)
-                else:
-                    removed += 1
-                    again = True
-                run -= 1
+    for op in ops:
+        run = schedule.runs[op] - 1
+        while run >= 1:
+            run = min(run, schedule.runs[op] - 1)
+            if run < 1:
+                break
+            slots.begin(schedule)
+            slots.remove_with_causes(problem, schedule, op, run)
+            if schedule.counters[slots.OVERFLOW] > 0:
+                slots.undo(problem, schedule)
+            else:
+                removed += 1
+            run -= 1
     schedule.counters[slots.LOGGING] = 0
     return removed
 

@@ -20,15 +20,16 @@ _LONGEST = 40_000
 def fitted(graph: Graph, order: Sequence[int], budget_bytes: int, seconds: float = math.inf) -> tuple[int, ...]:
     """The order with the recomputations that the budget asks for, if need be, and without those that it does not.
 
-    seconds: how long recomputations may be looked for
+    seconds: how long that may take
     """
     if len(order) > _LONGEST:
         return tuple(order)
     problem = slots.problem_from(graph)
+    deadline = Deadline(seconds)
     schedule = slots.schedule_from(problem, order, budget_bytes - graph.resident_bytes, slots_per_step=3)
     if schedule.counters[slots.OVERFLOW] > 0:
         candidates = drops.candidates_of(problem)
-        greedy.lower(problem, schedule, candidates, np.ones(len(candidates)), 0.1, Deadline(seconds))
+        greedy.lower(problem, schedule, candidates, np.ones(len(candidates)), 0.1, deadline)
     if schedule.counters[slots.OVERFLOW] == 0:
-        drops.tidy(problem, schedule)
+        greedy.tidy(problem, schedule, deadline)
     return tuple(slots.order_of(schedule).tolist())

@@ -30,6 +30,7 @@ from checkmate_tf.solvers.base import Answer, Deadline, Limits, Progress, Report
 _SPREADS = (0.1, 1.0, 0.0)
 _NOISES = (0.1, 0.3, 0.7)
 _DROPS_BETWEEN_LOOKS_AT_THE_CLOCK = 50
+_OPS_BETWEEN_LOOKS_AT_THE_CLOCK = 200
 _PATIENCE = 20  # looks without progress
 
 
@@ -101,6 +102,19 @@ def lower(problem: slots.Problem, schedule: slots.Schedule, candidates: np.ndarr
             return state
 
 
+def tidy(problem: slots.Problem, schedule: slots.Schedule, deadline: Deadline) -> None:
+    """Removes recomputations, dearest first, as long as the schedule still fits, again and again, until the deadline."""
+    removed = 1
+    while removed > 0:
+        many = schedule.many[:schedule.counters[slots.MANY]].copy()
+        many = many[np.argsort(-problem.cost[many])]
+        removed = 0
+        for start in range(0, len(many), _OPS_BETWEEN_LOOKS_AT_THE_CLOCK):
+            if deadline.has_passed:
+                return
+            removed += drops.tidy(problem, schedule, many[start:start + _OPS_BETWEEN_LOOKS_AT_THE_CLOCK])
+
+
 def attempt_from(graph: Graph, schedule: slots.Schedule) -> Attempt:
     """What the schedule amounts to."""
     return Attempt(tuple(slots.order_of(schedule).tolist()), slots.peak_of(schedule) + graph.resident_bytes,
@@ -112,5 +126,5 @@ def _attempt(graph, problem, budget_bytes, deadline, spread, candidates, factor)
     while lower(problem, schedule, candidates, factor, spread, deadline) == drops.NO_ROOM:
         schedule = slots.schedule_from(problem, slots.order_of(schedule), budget_bytes - graph.resident_bytes)
     if schedule.counters[slots.OVERFLOW] == 0:
-        drops.tidy(problem, schedule)
+        tidy(problem, schedule, deadline)
     return attempt_from(graph, schedule)

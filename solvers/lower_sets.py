@@ -48,9 +48,10 @@ _SPREAD = 12                                        # overheads looked at for ea
 
 @dataclasses.dataclass(frozen=True)
 class LowerSets:
-    """Exact over lower sets where there are at most `most_sets` of them."""
+    """Exact over lower sets where there are at most `most_sets` of them. max_forward_ops: larger graphs are not tried."""
 
     most_sets: int = 400
+    max_forward_ops: int = 3_000
     name: str = "lower_sets"
 
     def search(self, graph: Graph, budget_bytes: int, limits: Limits, report: Report) -> Answer:
@@ -61,6 +62,8 @@ class LowerSets:
         forward = forward_ops(graph)
         if not forward or len(forward) == len(graph.ops):
             return Answer(None, StoppedBy.DONE, stats={"sets": 0})
+        if len(forward) > self.max_forward_ops:
+            return Answer(None, StoppedBy.SIZE)
         family = all_lower_sets(graph, forward, self.most_sets)
         is_exact = family is not None
         family = family if family is not None else _thinned(pruned_lower_sets(graph, forward), 2 * self.most_sets)

@@ -75,7 +75,7 @@ def rebuilds(graph: Graph, budget_bytes: int, start: Attempt, deadline: Deadline
         greedy.lower(problem, schedule, candidates, factor, _SPREADS[number % len(_SPREADS)], deadline)
         overflow, cost = _overflow_and_cost(schedule)
         if overflow == 0:
-            drops.tidy(problem, schedule)
+            greedy.tidy(problem, schedule, deadline)
             cost = float(schedule.spent[0])
         slack = _SLACK * (best_cost - 1.0) if best_overflow == 0 else math.inf
         if overflow > best_overflow or (overflow == best_overflow and cost > best_cost + slack):

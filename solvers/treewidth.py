@@ -74,7 +74,8 @@ class Treewidth:
                 continue
             peak_bytes = simulate(graph, plan_from_order(graph, order)).peak_bytes
             stats["smallest_peak_bytes"] = min(stats["smallest_peak_bytes"], peak_bytes)
-            order = fitted(graph, order, budget_bytes, deadline - time.monotonic())
+            if stopped_by is StoppedBy.DONE:
+                order = fitted(graph, order, budget_bytes, deadline - time.monotonic())
             timeline = simulate(graph, plan_from_order(graph, order))
             if timeline.peak_bytes <= budget_bytes and timeline.seconds < best_seconds:
                 best, best_seconds, stats["form"] = order, timeline.seconds, form
