@@ -44,8 +44,8 @@ class _Walk:
 
 
 _POLISH = _Walk(hot=1e-3, cold=1e-6)
-_FREE_POLISHES = (_Walk(hot=1e-3, cold=1e-6), _Walk(hot=2e-3, cold=1e-6, mix=(0.30, 0.20, 0.47)))
-_RESTARTS = (_Walk(hot=1e-1), _Walk(hot=3e-1, mix=(0.30, 0.20, 0.47)))
+_FREE_POLISHES = (_Walk(hot=1e-3, cold=1e-6), _Walk(hot=1e-2, cold=1e-6))
+_RESTARTS = (_Walk(hot=3e-2), _Walk(hot=1e-1))
 _WALKS = (_Walk(), _Walk(aim=0.99), _Walk(hot=1e-1, cold=1e-4, aim=0.997), _Walk(aim=0.997, mix=(0.30, 0.20, 0.40)))
 
 

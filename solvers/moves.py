@@ -7,6 +7,9 @@ The moves, after FastSA but compound, so that what is only good together is trie
   and half of the time, later recomputations of the same ops go.
 - *remove* a recomputation, and in turn those that were made only for it.
 - *shift* a run between the runs and uses around it (in free order also first runs).
+- In free order a share of the shifts *advances* a first run together with all that it waits for, or *postpones* it
+  together with all that waits for it: orders that differ in where a whole branch runs are many single shifts apart,
+  most of which hold more.
 - *insert* any op anywhere: rarely useful, but it makes every schedule reachable.
 
 What is minimized is cost + multiplier * bytes over the budget, summed over slots, as a share of budget times
@@ -23,6 +26,7 @@ from checkmate_tf.solvers.compiled import compiled, leaf
 
 MULTIPLIER, BEST, CROWDED = range(3)  # places in Walk.numbers
 _LONGEST_CHAIN = 64
+_TOGETHER = 0.3  # of the shifts in free order
 _SMALL = 1e-5  # of the budget: values below are not dropped
 
 
@@ -107,7 +111,12 @@ def anneal(problem, schedule, order, walk, random, mix, is_free, budget, moves, 
         elif kind < mix[0] + mix[1]:
             _remove(problem, schedule, order, random, is_free)
         elif kind < mix[0] + mix[1] + mix[2]:
-            _shift(problem, schedule, order, walk, random, is_free)
+            if not is_free or random.random() >= _TOGETHER:
+                _shift(problem, schedule, order, walk, random, is_free)
+            elif random.random() < 0.5:
+                _advance(problem, schedule, order, walk, random)
+            else:
+                _postpone(problem, schedule, order, walk, random)
         else:
             _insert(problem, schedule, walk, random)
         if counters[slots.LOGGED] == 0:
@@ -284,6 +293,109 @@ def _room_around(problem, schedule, order, op, run):
             reader = order.reader_op[place]
             low = max(low, schedule.run_slot[reader, schedule.runs[reader] - 1])
     return low, high
+
+
+@compiled
+def _advance(problem, schedule, order, walk, random):
+    """Moves the first run of an op to an earlier slot, with the first runs of all that it waits for."""
+    first = schedule.run_slot[:, 0]
+    op = int(random.random() * len(problem.scratch))
+    distance = random.random()
+    to = first[op] - 1 - int(distance * distance * first[op])
+    clock = len(walk.stamp) - 1
+    walk.stamp[clock] += 1
+    walk.stamp[op] = walk.stamp[clock]
+    walk.chain[0] = op
+    count, done, low = 1, 0, -1
+    while done < count:
+        current = walk.chain[done]
+        done += 1
+        if order.reader_start[current] < order.reader_start[current + 1]:
+            return  # it overwrites something, and all readers would have to go first
+        inputs = problem.input_start[current + 1] - problem.input_start[current]
+        for place in range(inputs + order.after_start[current + 1] - order.after_start[current]):
+            if place < inputs:
+                before = problem.producer[problem.input_value[problem.input_start[current] + place]]
+            else:
+                before = order.after_op[order.after_start[current] + place - inputs]
+            if first[before] < to:
+                low = max(low, first[before])
+            elif walk.stamp[before] != walk.stamp[clock]:
+                if count == _LONGEST_CHAIN:
+                    return
+                walk.stamp[before] = walk.stamp[clock]
+                walk.chain[count] = before
+                count += 1
+    chain = walk.chain[:count][np.argsort(first[walk.chain[:count]])]
+    for step in range(count - 1, -1, -1):
+        while to > low and schedule.op_at[to] >= 0:
+            to -= 1
+        if to <= low:
+            walk.numbers[CROWDED] += 1
+            return
+        walk.chain[step] = to
+        to -= 1
+    for step in range(count):
+        slots.shift(problem, schedule, chain[step], 0, walk.chain[step])
+
+
+@compiled
+def _postpone(problem, schedule, order, walk, random):
+    """Moves the first run of an op to a later slot, with the first runs of all that wait for it."""
+    first = schedule.run_slot[:, 0]
+    op = int(random.random() * len(problem.scratch))
+    distance = random.random()
+    high = len(schedule.op_at) - 1
+    to = first[op] + 1 + int(distance * distance * (high - first[op] - 1))
+    clock = len(walk.stamp) - 1
+    walk.stamp[clock] += 1
+    walk.stamp[op] = walk.stamp[clock]
+    walk.chain[0] = op
+    count, done = 1, 0
+    while done < count:
+        current = walk.chain[done]
+        done += 1
+        high = min(high, slots.deadline(problem, schedule, current))
+        if schedule.runs[current] > 1:
+            high = min(high, schedule.run_slot[current, 1])
+        for place in range(problem.output_start[current], problem.output_start[current + 1]):
+            value = problem.output_value[place]
+            for use in range(problem.use_start[value], problem.use_start[value + 1]):
+                reader = problem.use_op[use]
+                if first[reader] > to:
+                    high = min(high, first[reader])
+                    continue
+                if schedule.runs[reader] > 1:
+                    high = min(high, schedule.run_slot[reader, 1])
+                if walk.stamp[reader] != walk.stamp[clock]:
+                    if count == _LONGEST_CHAIN:
+                        return
+                    walk.stamp[reader] = walk.stamp[clock]
+                    walk.chain[count] = reader
+                    count += 1
+        for place in range(order.before_start[current], order.before_start[current + 1]):
+            after = order.before_op[place]
+            if first[after] > to:
+                high = min(high, first[after])
+            elif walk.stamp[after] != walk.stamp[clock]:
+                if count == _LONGEST_CHAIN:
+                    return
+                walk.stamp[after] = walk.stamp[clock]
+                walk.chain[count] = after
+                count += 1
+        if to >= high:
+            return
+    chain = walk.chain[:count][np.argsort(first[walk.chain[:count]])]
+    for step in range(count):
+        while to < high and schedule.op_at[to] >= 0:
+            to += 1
+        if to >= high:
+            walk.numbers[CROWDED] += 1
+            return
+        walk.chain[step] = to
+        to += 1
+    for step in range(count - 1, -1, -1):
+        slots.shift(problem, schedule, chain[step], 0, walk.chain[step])
 
 
 @leaf

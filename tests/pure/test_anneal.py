@@ -42,6 +42,24 @@ def test_a_hot_walk_stays_within_the_rules(is_free):
     assert recomputed > 50
 
 
+@pytest.mark.parametrize("move", [moves._advance, moves._postpone], ids=["advance", "postpone"])
+def test_first_runs_move_with_what_they_wait_for_or_what_waits_for_them(move):
+    most = 0
+    for seed in range(60):
+        graph = random_graph(seed, max_ops=14)
+        problem, rules = slots.problem_from(graph), moves.order_rules(graph)
+        schedule = slots.schedule_from(problem, graph.order, 0, room=30)
+        walk, random = moves.walk_for(problem, schedule), np.random.Generator(np.random.PCG64(seed))
+        for _ in range(10):
+            slots.begin(schedule)
+            move(problem, schedule, rules, walk, random)
+            most = max(most, int(schedule.counters[slots.LOGGED]))
+            _, timeline = judge(graph, slots.order_of(schedule).tolist(), "walk")
+            assert slots.peak_of(schedule) + graph.resident_bytes == timeline.peak_bytes
+            assert timeline.seconds == pytest.approx(graph.seconds)  # nothing is run again
+    assert most > 3
+
+
 def test_an_attempt_is_what_it_claims_to_be():
     """A walk that starts from a plan that fits and ends elsewhere once claimed the start's peak for where it ended."""
     for seed in range(40):
