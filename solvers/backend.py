@@ -28,6 +28,10 @@ _LENGTH = struct.Struct("<Q")
 _GRACE_SECONDS = 1.0
 
 
+class EngineOutOfMemory(SolverError, MemoryError):
+    """The process that runs an engine was ended by a signal: by the system, or by itself for want of memory."""
+
+
 class Engine(str, enum.Enum):
     """Which of OR-Tools' solvers does the work."""
 
@@ -202,8 +206,10 @@ class Child:
             except concurrent.futures.TimeoutError:
                 return None
             except (EOFError, OSError, struct.error) as error:
-                raise SolverError("The process that runs OR-Tools ended unexpectedly, perhaps for want of memory; a smaller "
-                                  f"graph may do. Received: exit code {self._process.wait()}") from error
+                exit_code = self._process.wait()
+                kind = EngineOutOfMemory if exit_code < 0 and not self._is_cancelled else SolverError
+                raise kind("The process that runs OR-Tools ended unexpectedly, perhaps for want of memory; a smaller "
+                           f"graph may do. Received: exit code {exit_code}") from error
 
     def stop(self) -> None:
         """Ends the child, if there is one."""

@@ -43,6 +43,7 @@ class StoppedBy(enum.StrEnum):
     DONE = "done"                # nothing left to try
     TIME = "time limit"
     SIZE = "graph too large"     # the solver does not take graphs of this size
+    MEMORY = "out of memory"     # of the machine that solves
     INTERRUPT = "interrupt"
 
 
@@ -213,7 +214,8 @@ def solve(graph: Graph, budget_bytes: int, solver: Solver, limits: Limits = Limi
           report: Report = ignore_progress) -> Solution:
     """Runs the solver and judges its answer.
 
-    A budget below the structural floor is answered without a search: infeasible. Raises GraphError for a malformed
+    A budget below the structural floor is answered without a search: infeasible. A solver that runs out of memory leaves the
+    latest plan that it has reported, if it tells plans. Raises GraphError for a malformed
     graph, SolverError when the answer is no valid plan, breaks the budget, or beats its own bound.
     """
     verify_graph(graph)
@@ -223,7 +225,7 @@ def solve(graph: Graph, budget_bytes: int, solver: Solver, limits: Limits = Limi
     if budget_bytes < floor_bytes:
         answer = Answer(None, StoppedBy.DONE, infeasible=True)
     else:
-        answer = solver.search(graph, budget_bytes, limits, report)
+        answer = _searched(graph, budget_bytes, solver, limits, report)
     stats = {"solve_seconds": time.monotonic() - started, **answer.stats}
     bound_seconds = max(base.seconds, answer.bound_seconds or 0.0)
     common = {"stopped_by": answer.stopped_by, "bound_seconds": bound_seconds, "base": base, "budget_bytes": budget_bytes,
@@ -239,6 +241,19 @@ def solve(graph: Graph, budget_bytes: int, solver: Solver, limits: Limits = Limi
                           f"{timeline.seconds}.")
     proved = timeline.seconds <= bound_seconds * (1 + max(limits.gap, 1e-9))
     return Solution(Status.OPTIMAL if proved else Status.FEASIBLE, plan=plan, timeline=timeline, **common)
+
+
+def _searched(graph: Graph, budget_bytes: int, solver: Solver, limits: Limits, report: Report) -> Answer:
+    latest: list[tuple[int, ...]] = []
+
+    def noting(progress: Progress) -> None:
+        if progress.order is not None:
+            latest[:] = [progress.order]
+        report(progress)
+    try:
+        return solver.search(graph, budget_bytes, limits, noting)
+    except MemoryError:
+        return Answer(latest[0] if latest else None, StoppedBy.MEMORY)
 
 
 def judge(graph: Graph, order: Sequence[int], solver_name: str) -> tuple[Plan, Timeline]:

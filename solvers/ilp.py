@@ -87,7 +87,10 @@ class _Search:
         limits = dataclasses.replace(self._limits, seconds=_START_SHARE * self._limits.seconds)
         for solver in _STARTS:
             self._offer(solver.search(self._graph, self._budget_bytes, limits, ignore_progress).order)
-        stopped_by = StoppedBy.DONE if self._is_proved() else self._solve_rounds()
+        try:
+            stopped_by = StoppedBy.DONE if self._is_proved() else self._solve_rounds()
+        except MemoryError:
+            stopped_by = StoppedBy.MEMORY
         bound_seconds = self._bound_seconds
         if self._seconds < bound_seconds <= self._seconds * (1 + _ROUNDING):
             bound_seconds = self._seconds

@@ -181,6 +181,19 @@ def test_engines_that_die_are_a_solver_error_and_start_again(monkeypatch, tmp_pa
     assert model.solve(Engine.HIGHS, seconds=10, gap=0.0, seed=0).bound == pytest.approx(1.0)
 
 
+def test_an_engine_killed_for_want_of_memory_leaves_what_was_known_before(monkeypatch, tmp_path):
+    killed = tmp_path / "killed.py"
+    killed.write_text("import os, sys; print(flush=True); sys.stdin.buffer.read(8); os.kill(os.getpid(), 9)")
+    monkeypatch.setattr(backend, "_ENGINE", killed)
+    graph = strategies.linear_net(8)
+    for solver, has_plan in ((Ilp(), True), (solvers.get("rounding"), False), (solvers.get("intervals"), False)):
+        backend._CHILD.stop()
+        solution = solvers.solve(graph, 6, solver, solvers.Limits(seconds=5))
+        assert solution.stopped_by is solvers.StoppedBy.MEMORY, solver.name
+        assert (solution.plan is not None) == has_plan
+    backend._CHILD.stop()
+
+
 def test_engines_over_their_time_are_ended(monkeypatch, tmp_path):
     sleeping = tmp_path / "sleeping.py"
     sleeping.write_text("import time; print(flush=True); time.sleep(60)")

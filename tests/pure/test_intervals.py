@@ -36,8 +36,8 @@ def test_a_constraint_model_without_solution():
 
 def test_with_as_many_runs_as_stages_it_is_the_optimum_of_stage_plans():
     compared = 0
-    for seed in range(150):
-        graph = strategies.random_graph(seed, max_ops=6)
+    for seed in range(200):
+        graph = strategies.random_graph(seed, max_ops=7)
         graph = dataclasses.replace(graph, ops=tuple(dataclasses.replace(op, reuses=()) for op in graph.ops))
         for budget in range(structural_floor(graph)[0], keep_all_timeline(graph).peak_bytes):
             solution = solvers.solve(graph, budget, Intervals(most_runs=7), LONG)

@@ -104,6 +104,42 @@ class TestEverySolver:
         with pytest.raises(GraphError, match="G2"):
             solvers.solve(dataclasses.replace(graph, ops=tuple(ops)), 100, solver, SHORT)
 
+    @pytest.mark.parametrize("changes, invariant", [
+        ({"seconds": -1.0}, "G3"), ({"seconds": math.nan}, "G3"), ({"seconds": math.inf}, "G3"),
+        ({"scratch_bytes": -1}, "G3"), ({"inputs": (0, 0)}, "G4")])
+    def test_unsound_numbers_and_doubled_edges_are_a_graph_error(self, solver, changes, invariant):
+        graph = strategies.linear_net(2)
+        ops = (graph.ops[0], dataclasses.replace(graph.ops[1], **changes), *graph.ops[2:])
+        with pytest.raises(GraphError, match=invariant):
+            solvers.solve(dataclasses.replace(graph, ops=ops), 4, solver, SHORT)
+
+    def test_parts_that_have_nothing_to_do_with_each_other_are_no_trouble(self, solver):
+        builder = GraphBuilder()
+        for part in range(3):
+            a = builder.op(f"a{part}", bytes=2, seconds=1.0)
+            b = builder.op(f"b{part}", [a], bytes=2, seconds=1.0)
+            builder.op(f"c{part}", [a, b], bytes=1, seconds=1.0, backward=True)
+        builder.op("alone", bytes=1, seconds=1.0)
+        graph = builder.build()
+        solution = solvers.solve(graph, 5, solver, SHORT)  # 2 + 2 + 1 while a "c" runs, and nothing beside
+        assert solution.plan is not None and set(solution.plan.order) == set(graph.order)
+
+    def test_free_ops_and_values_without_bytes_among_others_are_no_trouble(self, solver):
+        builder = GraphBuilder()
+        outputs = [builder.op("in", bytes=0, seconds=0.0)]
+        for layer in range(5):
+            outputs.append(builder.op(f"layer{layer}", outputs[-1:], bytes=layer % 2, seconds=float(layer % 3)))
+        gradient: list[int] = []
+        for layer in range(5, 0, -1):
+            gradient = [builder.op(f"gradient{layer}", [outputs[layer], outputs[layer - 1], *gradient], bytes=layer % 2,
+                                   seconds=0.0, backward=True)]
+        graph = builder.build()
+        for budget in range(structural_floor(graph)[0], keep_all_timeline(graph).peak_bytes + 1):
+            solution = solvers.solve(graph, budget, solver, SHORT)
+            if solution.plan is not None:
+                assert oracle.peak_bytes(graph, solution.plan.order) <= budget
+            assert solution.bound_seconds <= oracle.cheapest(graph, budget, "fixed") * (1 + 1e-6)
+
     def test_the_time_limit_is_kept(self, solver):
         graph = strategies.linear_net(100)
         started = time.monotonic()
@@ -135,7 +171,7 @@ class TestEverySolver:
 def test_exact_solvers_equal_the_exhaustive_search(name, scope):
     compared = 0
     for seed in range(200):
-        graph = strategies.random_graph(seed, max_ops=6)
+        graph = strategies.random_graph(seed, max_ops=7)
         for budget in tight_budgets(graph):
             solution = solvers.solve(graph, budget, solvers.get(name), Limits(seconds=30, gap=0.0))
             assert solution.seconds == oracle.cheapest(graph, budget, scope), f"seed {seed}, budget {budget}"
@@ -166,6 +202,18 @@ class Claims:
 
     def search(self, graph, budget_bytes, limits, report):
         return self.answer
+
+
+@dataclasses.dataclass(frozen=True)
+class RunsOutOfMemory:
+    """A solver that tells a plan and then needs more memory than there is."""
+
+    order: tuple[int, ...] | None
+    name: str = "greedy for memory"
+
+    def search(self, graph, budget_bytes, limits, report):
+        report(solvers.Progress(graph.seconds, graph.seconds, 0.0, self.order))
+        raise MemoryError
 
 
 class TestJudge:
@@ -199,3 +247,9 @@ class TestJudge:
     def test_no_order_is_unknown_unless_it_is_proved(self):
         assert self.judged(100, order=None, stopped_by=StoppedBy.TIME).status is Status.UNKNOWN
         assert self.judged(100, order=None, infeasible=True).status is Status.INFEASIBLE
+
+    def test_a_solver_that_runs_out_of_memory_leaves_what_it_told(self):
+        nothing = solvers.solve(self.GRAPH, 100, RunsOutOfMemory(None))
+        assert (nothing.status, nothing.stopped_by) == (Status.UNKNOWN, StoppedBy.MEMORY)
+        plan = solvers.solve(self.GRAPH, 100, RunsOutOfMemory(self.GRAPH.order))
+        assert plan.stopped_by is StoppedBy.MEMORY and plan.plan.order == self.GRAPH.order
