@@ -43,11 +43,13 @@ _FIRST_TURN_SECONDS = 1.0
 _REPAIR_SECONDS = 0.5
 _END_SECONDS = 0.2
 _WORTH_SHRINKING = 0.9         # a graph larger than this share of the whole is no other view of it
-_ANNEAL_SHARE = 0.6            # of a turn in free order
+_ANNEAL_SHARE = 0.6            # of a turn in free order,
+_LARGE_ANNEAL_SHARE = 0.85     # and of one after annealing has found the best plan
 _WORTH_GOING_ON = 0.01         # of the overhead, gained in the latest turns
 _WORTH_WAITING = 0.001         # of the step's time, gained in the latest turns, once somebody has waited that long:
 _PATIENT_SECONDS = 20.0
 _LATEST_TURNS = 3
+_LEAST_WALKS, _FAR = 8, 0.01   # walks that must have ended while the bound is so far away, as a share of itself
 _OTHER_SEED = 1_000_003
 _ROUNDING = 1e-6               # what a bound may be above the cost of a plan, by rounding
 
@@ -105,6 +107,7 @@ class _Search:
         self._deadline = Deadline(limits.seconds)
         self.best: Attempt | None = None
         self._found_by = ""
+        self._ended_walks = 0
         self._smallest_peak_bytes = peak_bytes
         self._bound_seconds = graph.seconds
         self._nearly: Attempt | None = None  # of the bound's plans the latest that does not fit
@@ -133,10 +136,11 @@ class _Search:
             for view in sorted(self._views, key=lambda view: view.best.seconds if view.best.fits else math.inf):
                 self._repair()
                 turn = len(history) - 1
+                share = _LARGE_ANNEAL_SHARE if self._found_by.startswith("anneal") else _ANNEAL_SHARE
                 if self._is_free and turn > 0:
                     view.walks = view.walks or self._walks(view, self._limits.seed)
-                    self._take_all(view, view.walks, "anneal", Deadline(_ANNEAL_SHARE * turn_seconds, self._deadline))
-                until = Deadline((1 - _ANNEAL_SHARE if turn > 0 else 1) * turn_seconds, self._deadline)
+                    self._take_all(view, view.walks, "anneal", Deadline(share * turn_seconds, self._deadline))
+                until = Deadline((1 - share if self._is_free and turn > 0 else 1) * turn_seconds, self._deadline)
                 self._take_all(view, rebuild.rebuilds(view.graph, self._budget_bytes, view.best, until,
                                                       self._limits.seed + turn), "rebuild")
             history.append(self._seconds)
@@ -180,6 +184,8 @@ class _Search:
             return False
         if self._is_bounding and time.monotonic() - self._started < _PATIENT_SECONDS:
             return False
+        if self._is_free and self._ended_walks < _LEAST_WALKS and self._seconds > (1 + _FAR) * self._bound_seconds:
+            return False  # on a large graph a single walk takes several turns
         worth = _WORTH_GOING_ON * (self._seconds - self._bound_seconds)
         if time.monotonic() - self._started > _PATIENT_SECONDS:
             worth = max(worth, _WORTH_WAITING * self._bound_seconds)
@@ -213,6 +219,7 @@ class _Search:
         for attempt in attempts:
             if attempt is not None:
                 self._take(view, attempt, found_by)
+                self._ended_walks += found_by == "anneal"
             if until is not None and until.has_passed:
                 break
 

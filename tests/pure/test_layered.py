@@ -1,9 +1,14 @@
 import json
+import time
 
 import pytest
 
 from checkmate_tf.ir.graph import graph_from_instance, load_instance
-from checkmate_tf.ir.verify import verify_graph
+from checkmate_tf.ir.plan import plan_from_order
+from checkmate_tf.ir.simulate import keep_all_timeline, simulate
+from checkmate_tf.ir.verify import verify_graph, verify_plan
+from checkmate_tf.solvers.base import Deadline
+from checkmate_tf.solvers.bounds import findings
 from checkmate_tf.solvers.layered import layered_instance, main
 
 
@@ -26,3 +31,13 @@ def test_the_command_writes_an_instance(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["--ops", "0", "--output", str(path)])
     assert "must be positive" in capsys.readouterr().err
+
+
+def test_ten_thousand_ops_are_judged_and_bounded_in_a_moment():
+    graph = verify_graph(graph_from_instance(layered_instance(10_000)))
+    started = time.monotonic()
+    base = keep_all_timeline(graph)
+    found = next(findings(graph, base.peak_bytes * 2 // 3, "any", Deadline(60)))
+    assert simulate(graph, verify_plan(graph, plan_from_order(graph, graph.order))) == base
+    assert found.bound_seconds > 1.01 * graph.seconds
+    assert time.monotonic() - started < 20  # about one second where nobody else computes
