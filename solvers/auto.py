@@ -5,6 +5,8 @@
    are plans here, too, and where one fits it is the best there is.
 3. The greedy planner, on the graph as it is and on the shrunk one (see `passes`), where the optimizer runs as soon as
    it can: a plan in milliseconds to seconds.
+   In free order, if none of these fits, `treewidth` tries: it does not start from the given order, which may
+   leave no room at all.
 4. Rebuilding the better of both plans, then the other, in turns of growing length. In free order every turn but the
    first begins with annealing: on real training steps with little memory, running a few ops earlier or later is
    often worth more than any choice of what to recompute. When there is no more to learn about bounds, the second
@@ -29,13 +31,14 @@ from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.passes import Lift, shrink
 from checkmate_tf.ir.plan import plan_from_order
 from checkmate_tf.ir.simulate import keep_all_timeline, simulate
-from checkmate_tf.solvers import anneal, bounds, greedy, rebuild
+from checkmate_tf.solvers import anneal, bounds, greedy, rebuild, treewidth
 from checkmate_tf.solvers.backend import Child
-from checkmate_tf.solvers.base import Answer, Deadline, Limits, Progress, Report, Scope, StoppedBy
+from checkmate_tf.solvers.base import Answer, Deadline, Limits, Progress, Report, Scope, StoppedBy, ignore_progress
 from checkmate_tf.solvers.greedy import Attempt
 
 _GREEDY_ATTEMPTS = 2
 _GREEDY_SHARE = 0.4            # of the time, as long as no plan fits
+_SEPARATORS_SHARE = 0.2        # of the time, if still no plan fits
 _BOUND_SHARE = 0.6             # of the time, where the thread has something else to do then
 _HOPE_SECONDS, _HOPE_SHARE = 5.0, 0.2  # of the time: after that a bound must have reached
 _HOPE = 0.6                    # of the plan's overhead
@@ -43,8 +46,8 @@ _FIRST_TURN_SECONDS = 1.0
 _REPAIR_SECONDS = 0.5
 _END_SECONDS = 0.2
 _WORTH_SHRINKING = 0.9         # a graph larger than this share of the whole is no other view of it
-_ANNEAL_SHARE = 0.6            # of a turn in free order,
-_LARGE_ANNEAL_SHARE = 0.85     # and of one after annealing has found the best plan
+_ANNEAL_SHARE = 0.6            # of a turn in free order; later it follows what each half of a turn has gained,
+_LEAST_SHARE, _MOST_SHARE = 0.25, 0.85  # within these
 _WORTH_GOING_ON = 0.01         # of the overhead, gained in the latest turns
 _WORTH_WAITING = 0.001         # of the step's time, gained in the latest turns, once somebody has waited that long:
 _PATIENT_SECONDS = 20.0
@@ -88,6 +91,7 @@ class _View:
     lift: Lift
     best: Attempt | None = None
     walks: Iterator[Attempt | None] | None = None  # of the annealer, resumed in every turn
+    anneal_share: float = _ANNEAL_SHARE
 
     def take(self, attempt: Attempt) -> None:
         better = (self.best is None or attempt.fits > self.best.fits
@@ -128,6 +132,8 @@ class _Search:
             if len(small.ops) < _WORTH_SHRINKING * len(self._graph.ops):
                 self._views.insert(0, _View("shrunk graph", small, lift))
         self._plan_greedily()
+        if self.best is None and self._is_free:
+            self._plan_along_separators()
         turn_seconds = _FIRST_TURN_SECONDS
         history = [self._seconds]
         while not self._deadline.has_passed:
@@ -135,18 +141,28 @@ class _Search:
                 return StoppedBy.DONE
             for view in sorted(self._views, key=lambda view: view.best.seconds if view.best.fits else math.inf):
                 self._repair()
-                turn = len(history) - 1
-                share = _LARGE_ANNEAL_SHARE if self._found_by.startswith("anneal") else _ANNEAL_SHARE
-                if self._is_free and turn > 0:
-                    view.walks = view.walks or self._walks(view, self._limits.seed)
-                    self._take_all(view, view.walks, "anneal", Deadline(share * turn_seconds, self._deadline))
-                until = Deadline((1 - share if self._is_free and turn > 0 else 1) * turn_seconds, self._deadline)
-                self._take_all(view, rebuild.rebuilds(view.graph, self._budget_bytes, view.best, until,
-                                                      self._limits.seed + turn), "rebuild")
+                self._take_turn(view, turn_seconds, len(history) - 1)
             history.append(self._seconds)
             turn_seconds *= 1.5
         self._tell()
         return StoppedBy.DONE if self._is_proved() else StoppedBy.TIME
+
+    def _take_turn(self, view: _View, turn_seconds: float, turn: int) -> None:
+        """Anneals in free order, from the second turn on, and rebuilds; each for the longer the more it gains."""
+        share = view.anneal_share if self._is_free and turn > 0 else 0.0
+        costs = [self._seconds]
+        if share > 0:
+            view.walks = view.walks or self._walks(view, self._limits.seed)
+            self._take_all(view, view.walks, "anneal", Deadline(share * turn_seconds, self._deadline))
+            costs.append(self._seconds)
+        until = Deadline((1 - share) * turn_seconds, self._deadline)
+        self._take_all(view, rebuild.rebuilds(view.graph, self._budget_bytes, view.best, until, self._limits.seed + turn),
+                       "rebuild")
+        costs.append(self._seconds)
+        if share > 0 and costs[-1] < costs[0] < math.inf:
+            annealed, rebuilt = (costs[0] - costs[1]) / share, (costs[1] - costs[2]) / (1 - share)
+            wanted = (share + annealed / (annealed + rebuilt)) / 2
+            view.anneal_share = min(max(wanted, _LEAST_SHARE), _MOST_SHARE)
 
     def end(self) -> None:
         """Ends whatever runs beside. Raises what went wrong there."""
@@ -199,6 +215,15 @@ class _Search:
                 self._take(view, attempt, "greedy")
                 if count >= _GREEDY_ATTEMPTS and (self.best is not None or count > 2 * _GREEDY_ATTEMPTS):
                     break
+
+    def _plan_along_separators(self) -> None:
+        """Where the given order leaves no room, one made from scratch may."""
+        seconds = min(_SEPARATORS_SHARE * self._limits.seconds, self._deadline.left_seconds)
+        limits = dataclasses.replace(self._limits, seconds=seconds)
+        answer = treewidth.Treewidth().search(self._graph, self._budget_bytes, limits, ignore_progress)
+        if answer.order is not None:
+            seconds = math.fsum(self._graph.ops[op].seconds for op in answer.order)
+            self._take(self._views[-1], Attempt(answer.order, self._budget_bytes, seconds, True), "treewidth")
 
     def _walks(self, view: _View, seed: int) -> Iterator[Attempt | None]:
         return anneal.walks(view.graph, self._budget_bytes, view.best, self._deadline, seed, is_free=True,

@@ -76,6 +76,20 @@ def linear_net(layers: int, *, bytes: int = 1, seconds: float = 1.0) -> Graph:
     return verify_graph(builder.build())
 
 
+def interleaved_chains(chains: int, length: int) -> Graph:
+    """Chains of ops in an order that goes along all of them at once, then summed up: 3 values are enough, one chain after
+    the other, but the given order holds one of each."""
+    builder = GraphBuilder()
+    ends: list[list[int]] = [[] for _ in range(chains)]
+    for place in range(length):
+        for chain in range(chains):
+            ends[chain] = [builder.op(f"chain{chain}_{place}", ends[chain], bytes=1, seconds=1.0)]
+    total = ends[0]
+    for chain in range(1, chains):
+        total = [builder.op(f"sum{chain}", [*total, *ends[chain]], bytes=1, seconds=1.0)]
+    return verify_graph(builder.build())
+
+
 def training_net(seed: int, layers: int = 4) -> Graph:
     """A net with all that its training step may hold: weights that are read, then overwritten by an update at the end;
     dropout masks drawn once; skips over one layer; scratch; ops with two outputs; the loss as a result."""

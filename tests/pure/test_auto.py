@@ -16,7 +16,7 @@ from checkmate_tf.solvers.auto import Auto
 from checkmate_tf.solvers.base import Limits, Scope, Status, StoppedBy, solve
 from checkmate_tf.solvers.rebuild import Rebuild
 from tests import oracle
-from tests.strategies import linear_net, random_graph
+from tests.strategies import interleaved_chains, linear_net, random_graph
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,7 +66,8 @@ def test_an_interrupt_without_a_plan_is_passed_on(monkeypatch):
 
 
 def test_without_a_plan_the_smallest_peak_reached_is_told():
-    # Both values must be kept from their only run on: 4 + 4 bytes, and 1 for the op between. No op alone needs as much.
+    # Both values must be kept from their only run on: 4 + 4 bytes, and 1 for the op between. No op alone needs as much,
+    # and in another order, "first" right before "last", nobody would.
     builder = GraphBuilder()
     first = builder.op("first", bytes=4, once="a stateful draw")
     second = builder.op("second", bytes=4, once="a stateful draw")
@@ -74,9 +75,10 @@ def test_without_a_plan_the_smallest_peak_reached_is_told():
     builder.op("last", [first, middle], seconds=1.0)
     graph = builder.build()
     assert structural_floor(graph)[0] == 5
-    solution = solve(graph, 8, Auto(), Limits(seconds=0.1))
+    solution = solve(graph, 8, Auto("fixed"), Limits(seconds=0.1))
     assert solution.status is Status.UNKNOWN and solution.plan is None
     assert solution.stats["smallest_peak_bytes"] == 9
+    assert solve(graph, 8, Auto(), Limits(seconds=10)).peak_bytes == 5
 
 
 def hard_net():
@@ -183,6 +185,12 @@ def test_that_nothing_fits_is_proved_where_it_can_be():
     assert solve(graph, 8, Auto(), Limits(seconds=10)).status is Status.INFEASIBLE
     in_order = solve(graph, 8, Auto("fixed"), Limits(seconds=10))
     assert in_order.status is Status.UNKNOWN and in_order.stats["no_plan"]
+
+
+def test_where_the_given_order_leaves_no_room_another_is_made():
+    graph = interleaved_chains(16, 30)
+    solution = solve(graph, 4, Auto(), Limits(seconds=8))
+    assert solution.plan is not None and solution.peak_bytes <= 4
 
 
 def test_an_unknown_order_is_refused():

@@ -114,3 +114,12 @@ def test_it_finds_plans_where_chen_does_not():
     assert all(solvers.solve(graph, 10, solvers.get(name)).plan is None
                for name in ("chen_sqrt", "chen_greedy", "linearized_sqrt", "linearized_greedy"))
     assert solvers.solve(graph, 10, solvers.get("treewidth")).peak_bytes <= 10
+
+
+def test_it_finds_a_plan_where_everybody_who_starts_from_the_given_order_fails():
+    graph = strategies.interleaved_chains(30, 40)
+    limits = solvers.Limits(seconds=1)
+    assert solvers.solve(graph, 3, solvers.get("treewidth"), solvers.Limits(seconds=30)).plan is not None
+    for name in solvers.names():
+        if name not in ("treewidth", "auto", "anneal"):
+            assert solvers.solve(graph, 3, solvers.get(name), limits).plan is None, name
