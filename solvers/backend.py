@@ -195,6 +195,7 @@ class Child:
                 self._process.kill()  # by who came in between
             if not self._is_ready.wait(seconds + grace_seconds):
                 return None  # it goes on starting, for the next request
+            until = max(until, time.time() + min(seconds, grace_seconds))  # a slow start is no reason not to try
             try:
                 with concurrent.futures.ThreadPoolExecutor(1) as reader:
                     try:

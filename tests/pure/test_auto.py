@@ -117,7 +117,7 @@ def test_most_small_graphs_are_proved_in_both_orders():
         floor_bytes, base_bytes = structural_floor(graph)[0], keep_all_timeline(graph).peak_bytes
         for order, scope in (("fixed", "fixed"), ("free", "free")):
             cheapest = oracle.cheapest(graph, (floor_bytes + base_bytes) // 2, scope)
-            solution = solve(graph, (floor_bytes + base_bytes) // 2, Auto(order), Limits(seconds=1))
+            solution = solve(graph, (floor_bytes + base_bytes) // 2, Auto(order), Limits(seconds=2))
             assert solution.bound_seconds <= cheapest * (1 + 1e-6)
             if solution.status is Status.OPTIMAL:
                 assert solution.seconds == pytest.approx(cheapest)
