@@ -21,7 +21,8 @@ _HOMES = {
     "ir.errors": ("BudgetError", "CheckmateError", "GraphError", "InfeasibleBudgetError", "NotCompiledError",
                   "PlanError", "ProfileError", "SolverError", "UnsupportedError"),
     "profiles": ("Profile",),
-    "report": ("plot_memory",),
+    "callbacks": ("MemoryUsage",),
+    "plots": ("plot_batches", "plot_memory", "plot_schedule", "plot_tradeoff"),
     "solvers": ("Limits", "Solution", "Status"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

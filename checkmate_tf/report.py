@@ -1,4 +1,4 @@
-"""What a user sees: progress, tables, error-free on any terminal or none, and the memory timeline as a picture."""
+"""What a user reads: progress and tables, on any terminal or none, and in a notebook."""
 
 import dataclasses
 import math
@@ -228,33 +228,6 @@ def as_text(table: Table) -> str:
     with console.capture() as capture:
         console.print(table)
     return capture.get()
-
-
-def plot_memory(solution: Solution, to_file: str | None = None, *, dpi: int = 150):
-    """The memory held over the step, planned and with everything kept, against the budget. A Matplotlib figure.
-
-    to_file: where to save it as well (PNG, SVG or PDF by its ending)
-    """
-    from matplotlib.figure import Figure
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    axes = figure.add_subplot()
-    for timeline, color, label in ((solution.base, "#E69F00", "everything kept"),
-                                   (solution.timeline, "#0072B2", "this plan")):
-        held = [size / 1e6 for size in timeline.live_bytes]
-        axes.plot(timeline.start_seconds, held, color=color, linewidth=1.0, drawstyle="steps-post",
-                  label=f"{label}: peak {format_bytes(timeline.peak_bytes)}")
-        axes.fill_between(timeline.start_seconds, held, step="post", alpha=0.2, color=color, linewidth=0)
-        if timeline.live_bytes:
-            axes.plot(timeline.start_seconds[timeline.peak_step], timeline.peak_bytes / 1e6, "o", color=color,
-                      markersize=5)
-    axes.axhline(solution.budget_bytes / 1e6, color="#D55E00", linewidth=1.2, linestyle="--",
-                 label=f"budget {format_bytes(solution.budget_bytes)}")
-    axes.set(xlabel="predicted time into the step (s)", ylabel="memory held (MB)", ylim=(0, None))
-    axes.set_xlim(0, max(solution.timeline.seconds, solution.base.seconds) or 1)
-    axes.legend(loc="lower center", fontsize=8)
-    if to_file is not None:
-        figure.savefig(to_file, dpi=dpi)
-    return figure
 
 
 def _quality(solution: Solution) -> str:

@@ -29,10 +29,15 @@ class Free:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Steps in order, for the graph whose key is `graph_key` and for no other."""
+    """Steps in order, for the graph whose key is `graph_key` and for no other.
+
+    makers: for each value the op that makes it, -1 where it takes no bytes; what draws a plan without its graph asks
+        for it, and a plan is the same plan without
+    """
 
     steps: tuple[Compute | Free, ...]
     graph_key: str
+    makers: tuple[int, ...] = dataclasses.field(default=(), compare=False)
 
     @functools.cached_property
     def order(self) -> tuple[int, ...]:
@@ -72,7 +77,8 @@ def plan_from_order(graph: Graph, order: Sequence[int]) -> Plan:
     for position, op in enumerate(order):
         steps.append(Compute(op))
         steps.extend(Free(value) for value in frees_after[position])
-    return Plan(tuple(steps), graph.key)
+    makers = tuple(value.producer if value.bytes else -1 for value in graph.values)
+    return Plan(tuple(steps), graph.key, makers)
 
 
 def pretty(graph: Graph, plan: Plan) -> str:
