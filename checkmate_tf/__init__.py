@@ -17,7 +17,7 @@ if not (_HERE / "solvers").exists():
 __version__ = "0.1.0"
 
 _HOMES = {
-    "api": ("MemoryEstimate", "compile", "estimate", "plan", "restore"),
+    "api": ("BatchSearch", "MemoryEstimate", "compile", "estimate", "max_batch_size", "plan", "restore", "tradeoff"),
     "ir.errors": ("BudgetError", "CheckmateError", "GraphError", "InfeasibleBudgetError", "NotCompiledError",
                   "PlanError", "ProfileError", "SolverError", "UnsupportedError"),
     "profiles": ("Profile",),

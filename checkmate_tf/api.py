@@ -1,12 +1,16 @@
 """The public functions, each a few lines over the floors below."""
 
 import functools
+import pathlib
+from collections.abc import Sequence
 from typing import Any
 
+from checkmate_tf import batches, planning, sweep
 from checkmate_tf import keras as hooks
-from checkmate_tf import planning
+from checkmate_tf.batches import BatchSearch
 from checkmate_tf.bridge.trace import batch_specs
-from checkmate_tf.ir.errors import SolverError, UnsupportedError
+from checkmate_tf.ir.errors import BudgetError, InfeasibleBudgetError, SolverError, UnsupportedError
+from checkmate_tf.ir.simulate import structural_floor
 from checkmate_tf.report import MemoryEstimate, Narrator
 from checkmate_tf.solvers import Limits, Solution, Solver
 
@@ -62,10 +66,87 @@ def plan(model, budget: int | float | str, x, y=None, sample_weight=None, *, sol
                                      functools.partial(narrator.solving, prepared.base.seconds))
 
 
+def tradeoff(model, x, y=None, *, sample_weight=None, budgets: Sequence[int | float | str] | None = None,
+             solvers: Sequence[str | Solver] = ("auto",), time_limit: float = 20.0, profile: Any = "auto",
+             workers: int | None = None, cache: str | pathlib.Path | None = "auto", verbose: Any = "auto"):
+    """What less memory costs: a pandas.DataFrame with a row for each solver and budget, for `plot_tradeoff`.
+
+    x, y, sample_weight: one batch, as in `estimate`
+    budgets: as in `compile`; by default ten from the floor of any plan to the peak of keeping everything
+    solvers: names or solver objects; time_limit: the seconds each has for a budget
+    workers: how many processes solve side by side; by default one for each core
+    cache: the folder where rows are kept, so that an interrupted call goes on where it was: "auto" is the user's cache folder,
+        None keeps nothing. A row for another graph, profile, solver or time limit is never taken.
+
+    Columns: solver, budget_bytes, peak_bytes, seconds (of a step, predicted), overhead (seconds over those of keeping everything,
+    minus 1), bound (no plan within the budget takes less seconds), gap (seconds over bound, minus 1), status, solve_seconds,
+    stopped_by, floor_bytes, keep_all_bytes. Peaks are of live bytes; `plan` and `compile` leave room for what the allocator takes
+    beyond that. A budget that no plan fits is a row without peak and time, not an error.
+    """
+    chosen = (solvers,) if isinstance(solvers, str) or callable(getattr(solvers, "search", None)) else tuple(solvers)
+    for solver in chosen:
+        _check(model, solver, profile, time_limit, verbose)
+    for budget in budgets if budgets is not None else ():
+        planning.check_budget(budget)
+    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
+        raise SolverError(f"The number of processes is a positive whole number. Received: workers={workers!r}")
+    folder = planning.cache_path("", "").parent / "tradeoff" if cache == "auto" else cache
+    with Narrator(verbose) as narrator:
+        prepared = _prepare(model, x, y, sample_weight, profile, narrator)
+        sizes = ([planning.budget_in_bytes(budget, prepared.base) for budget in budgets] if budgets is not None else
+                 sweep.default_budgets(prepared.base, structural_floor(prepared.graph)[0]))
+        return sweep.sweep(prepared.graph, sizes, [planning.get_solver(solver) for solver in chosen],
+                           Limits(seconds=float(time_limit)), workers=workers, cache=folder,
+                           tell=lambda done, total, text: narrator.stage(f"solving: {done} of {total} done, {text}"))
+
+
+def max_batch_size(model, budget: int | float | str, x, y=None, *, sample_weight=None,
+                   max_overhead: float | str | None = None, solver: str | Solver = "auto", time_limit: float = 20.0,
+                   profile: Any = "auto", verbose: Any = "auto") -> BatchSearch:
+    """The largest batch that trains within the budget, with its plan.
+
+    x, y, sample_weight: one batch of any size, as in `estimate`; only shapes matter
+    budget: as in `compile`; a fraction is of the keep-everything peak for the batch given
+    max_overhead: what recomputation may cost: 0.1 is 10 % of a step's time, "forward" as much as one more forward pass
+    time_limit: the solver's seconds for each batch size that is tried
+
+    A plan for `batch_size` fits and one for `batch_size + 1` does not: proved where `is_proven`, otherwise none was found. Peaks are
+    those of values placed in whole chunks, as `compile` judges them. Raises InfeasibleBudgetError if a batch of one does not fit.
+    """
+    _check(model, solver, profile, time_limit, verbose)
+    planning.check_budget(budget)
+    if isinstance(budget, Solution):
+        raise BudgetError("The largest batch is searched within bytes, not for a plan that is made already. Received: a Solution")
+    if not (max_overhead is None or max_overhead == "forward"
+            or isinstance(max_overhead, (int, float)) and not isinstance(max_overhead, bool) and max_overhead >= 0):
+        raise BudgetError('The overhead allowed is a share of a step\'s time such as 0.1, "forward", or None for any. '
+                          f"Received: max_overhead={max_overhead!r}")
+    chosen, limits = planning.get_solver(solver), Limits(seconds=float(time_limit))
+    specs, batch_size = batches.resized(batch_specs(_data(x, y, sample_weight)))
+    with Narrator(verbose) as narrator:
+        planning.build(model, specs)
+
+        def prepare(size: int):
+            return planning.prepare(model, batches.resized(specs, size)[0], profile, narrator.stage, batch_is_there=False)
+
+        given = prepare(batch_size)
+        budget_bytes = planning.budget_in_bytes(budget, given.base)
+        family = batches.Steps(prepare, batch_size, chosen, limits)
+        try:
+            found = batches.largest_batch(family, budget_bytes, max_overhead, narrator.stage)
+            narrator.stage("confirming the batch size")
+            return family.confirmed(found, max_overhead)
+        except InfeasibleBudgetError:
+            raise planning.infeasible(prepare(1), budget_bytes, chosen, limits) from None
+
+
+def _data(x, y, sample_weight):
+    return (x,) if y is None and sample_weight is None else (x, y) if sample_weight is None else (x, y, sample_weight)
+
+
 def _prepare(model, x, y, sample_weight, profile, narrator):
     _check(model, "auto", profile, 1.0, 0)
-    data = (x,) if y is None and sample_weight is None else (x, y) if sample_weight is None else (x, y, sample_weight)
-    specs = batch_specs(data)
+    specs = batch_specs(_data(x, y, sample_weight))
     planning.build(model, specs)
     return planning.prepare(model, specs, profile, narrator.stage, batch_is_there=False)
 

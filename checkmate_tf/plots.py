@@ -25,6 +25,7 @@ _PLAN, _KEPT, _LIMIT = "#0072B2", "#E69F00", "#D55E00"
 _NOTHING, _KEPT_CELL, _COMPUTED, _RECOMPUTED = range(4)
 _CELLS = ("#FFFFFF", "#C9DCEB", "#0072B2", "#D55E00")
 _MOST_CELLS = 600
+_CROSS_ROW = 0.03               # of the height, for each solver's crosses
 
 
 def plot_memory(solution, to_file=None, *, dpi: int = 150) -> Figure:
@@ -114,6 +115,7 @@ def plot_tradeoff(frame, to_file=None, *, dpi: int = 150) -> Figure:
     axes.set(xlabel=f"budget ({unit_name})", ylabel="extra time of a step (%)")
     if not len(frame):
         axes.text(0.5, 0.5, "no rows: there is nothing to draw", ha="center", va="center", transform=axes.transAxes)
+    solvers = frame["solver"].nunique()
     for number, (solver, rows) in enumerate(frame.groupby("solver", sort=False)):
         rows = rows.sort_values("budget_bytes")
         found = rows[rows["overhead"].notna()]
@@ -121,13 +123,16 @@ def plot_tradeoff(frame, to_file=None, *, dpi: int = 150) -> Figure:
         axes.plot(found["budget_bytes"] / unit, 100 * found["overhead"], color=color, marker=marker, markersize=5, linewidth=1.3,
                   label=f"{solver} ({len(found)} of {len(rows)} budgets)", clip_on=False)
         missing = rows[rows["overhead"].isna()]
-        axes.plot(missing["budget_bytes"] / unit, np.full(len(missing), 1 - 0.025 * number), "x", color=color, markersize=5,
+        axes.plot(missing["budget_bytes"] / unit, np.full(len(missing), 0.985 - _CROSS_ROW * number), "x", color=color, markersize=5,
                   transform=axes.get_xaxis_transform())
     for name, label, style in (("floor_bytes", "floor of any plan", ":"), ("keep_all_bytes", "everything kept", "--")):
         if name in frame and len(frame):
             size = frame[name].iloc[0]
             axes.axvline(size / unit, color="#555555", linewidth=1, linestyle=style, label=f"{label}: {format_bytes(size)}")
-    axes.set_ylim(bottom=0)
+    if frame["overhead"].isna().any():
+        axes.plot([], [], "x", color="#555555", markersize=5, label="no plan found")
+    most = frame["overhead"].max() if frame["overhead"].notna().any() else 0.0
+    axes.set_ylim(0, 105 * max(most, 0.01) / max(0.3, 1 - _CROSS_ROW * (solvers + 1)))
     if axes.get_legend_handles_labels()[0]:
         figure.legend(loc="outside right upper", fontsize=8, frameon=False)
     return _saved(figure, to_file, dpi)

@@ -78,7 +78,8 @@ def test_every_picture_is_saved_without_a_display(plot, argument, ending, start,
 def test_a_tradeoff_has_a_line_a_solver_and_marks_the_floor_and_keeping_everything():
     axes = plots.plot_tradeoff(rows()).axes[0]
     labels = axes.get_legend_handles_labels()[1]
-    assert labels == ["auto (2 of 2 budgets)", "ilp (0 of 1 budgets)", "floor of any plan: 1.50 GB", "everything kept: 3.10 GB"]
+    assert labels == ["auto (2 of 2 budgets)", "ilp (0 of 1 budgets)", "floor of any plan: 1.50 GB", "everything kept: 3.10 GB",
+                      "no plan found"]
     drawn = axes.lines[0]
     assert list(drawn.get_xdata()) == [2.0, 3.0] and list(drawn.get_ydata()) == [20.0, 0.0]
     assert axes.get_xlabel() == "budget (GB)" and axes.get_ylabel() == "extra time of a step (%)"
