@@ -1,12 +1,16 @@
-"""The command line: `checkmate-tf demo`, and `estimate` and `plan` for a saved model.
+"""The command line: `checkmate-tf demo`, and `estimate`, `plan` and `tradeoff` for a saved model.
 
     checkmate-tf demo
     checkmate-tf estimate MODEL.keras --batch-size 64
     checkmate-tf plan MODEL.keras --batch-size 64 --budget 2GB --output plan.json --plot plan.png
+    checkmate-tf tradeoff MODEL.keras --batch-size 64 --solvers auto greedy --plot tradeoff.png
     checkmate-tf benchmark ResNet50 --shares 0.8 0.6 0.5
 """
 
 import argparse
+import contextlib
+import dataclasses
+import json
 import os
 import sys
 
@@ -41,18 +45,27 @@ def _parser() -> argparse.ArgumentParser:
     benchmark.add_argument("--json", action="store_true", help="a JSON line a row instead of a table")
     benchmark.set_defaults(run=_benchmark)
     for name, help_text, run in (("estimate", "what a training step of a saved model needs", _estimate),
-                                 ("plan", "a plan for a saved model within a budget", _plan)):
+                                 ("plan", "a plan for a saved model within a budget", _plan),
+                                 ("tradeoff", "what less memory costs a saved model, for several solvers and budgets", _tradeoff)):
         command = commands.add_parser(name, help=help_text)
         command.add_argument("model", help="a .keras file of a compiled model")
         command.add_argument("--batch-size", type=int, required=True)
         command.add_argument("--profile", default="auto", help="auto (measure this device) or a named profile")
+        command.add_argument("--json", action="store_true", help="JSON instead of a table")
+        command.add_argument("--plot", help="where to save a picture: PNG, SVG or PDF")
         command.set_defaults(run=run)
         if name == "plan":
             command.add_argument("--budget", required=True, help="such as 2GB, 1.5GiB, or a fraction such as 0.6")
             command.add_argument("--solver", default="auto")
-            command.add_argument("--time-limit", type=float, default=60.0)
+            command.add_argument("--time-limit", type=float, default=60.0, help="seconds")
             command.add_argument("--output", help="where to save the plan as JSON")
-            command.add_argument("--plot", help="where to save the memory timeline as a picture")
+            command.add_argument("--schedule", help="where to save a picture of what is recomputed when")
+        if name == "tradeoff":
+            command.add_argument("--budgets", nargs="*", help="such as 2GB 0.6; by default ten from the floor to keeping everything")
+            command.add_argument("--solvers", nargs="*", default=["auto"])
+            command.add_argument("--time-limit", type=float, default=20.0, help="seconds for each solver and budget")
+            command.add_argument("--workers", type=int, help="processes that solve side by side; by default one for each core")
+            command.add_argument("--no-cache", action="store_true", help="neither take nor keep what was solved before")
     return parser
 
 
@@ -71,8 +84,13 @@ def _benchmark(parsed) -> int:
 
 def _estimate(parsed) -> int:
     import checkmate_tf
+    from checkmate_tf import plots
     model, batch = _load(parsed)
-    print(checkmate_tf.estimate(model, *batch, profile=parsed.profile, verbose=0))
+    needs = checkmate_tf.estimate(model, *batch, profile=parsed.profile, verbose=0)
+    print(json.dumps(dataclasses.asdict(needs)) if parsed.json else needs)
+    with _saving("The picture"):
+        if parsed.plot:
+            plots.plot_estimate(needs, parsed.plot)
     return 0
 
 
@@ -80,17 +98,50 @@ def _plan(parsed) -> int:
     import checkmate_tf
     from checkmate_tf import report
     model, batch = _load(parsed)
-    solution = checkmate_tf.plan(model, _budget(parsed.budget), *batch, solver=parsed.solver,
-                                 time_limit=parsed.time_limit, profile=parsed.profile)
-    print(report.as_text(report.solution_table(solution)))
-    try:
+    solution = checkmate_tf.plan(model, _budget(parsed.budget), *batch, solver=parsed.solver, time_limit=parsed.time_limit,
+                                 profile=parsed.profile, verbose=0 if parsed.json else "auto")
+    print(json.dumps(_solution_fields(solution)) if parsed.json else report.as_text(report.solution_table(solution)))
+    with _saving("The plan"):
         if parsed.output:
             solution.save(parsed.output)
         if parsed.plot:
             checkmate_tf.plot_memory(solution, parsed.plot)
-    except (OSError, ValueError) as error:
-        raise PlanError(f"The plan could not be saved: {_one_line(error)}") from error
+        if parsed.schedule:
+            checkmate_tf.plot_schedule(solution, parsed.schedule)
     return 0
+
+
+def _tradeoff(parsed) -> int:
+    import checkmate_tf
+    from checkmate_tf import report
+    model, batch = _load(parsed)
+    budgets = [_budget(text) for text in parsed.budgets] if parsed.budgets else None
+    frame = checkmate_tf.tradeoff(model, *batch, budgets=budgets, solvers=parsed.solvers, time_limit=parsed.time_limit,
+                                  profile=parsed.profile, workers=parsed.workers, cache=None if parsed.no_cache else "auto",
+                                  verbose=0 if parsed.json else "auto")
+    print(frame.to_json(orient="records", lines=True, double_precision=15).strip() if parsed.json else
+          report.as_text(report.tradeoff_table(frame)))
+    with _saving("The picture"):
+        if parsed.plot:
+            checkmate_tf.plot_tradeoff(frame, parsed.plot)
+    return 0
+
+
+def _solution_fields(solution) -> dict:
+    fields = {name: getattr(solution, name) for name in (
+        "solver", "budget_bytes", "peak_bytes", "placed_peak_bytes", "base_peak_bytes", "seconds", "base_seconds", "overhead",
+        "bound_seconds", "gap")}
+    return {"status": solution.status.value, "stopped_by": solution.stopped_by.value, **fields,
+            "solve_seconds": solution.stats["solve_seconds"], "recomputed_runs": sum(solution.timeline.runs) - len(solution.timeline.runs)}
+
+
+@contextlib.contextmanager
+def _saving(what: str):
+    """Says in a line what could not be saved."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise PlanError(f"{what} could not be saved: {_one_line(error)}") from error
 
 
 def _load(parsed):

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from checkmate_tf import planning
+from checkmate_tf import planning, report, solvers
 from checkmate_tf.bridge.trace import Traced
 from checkmate_tf.ir.errors import InfeasibleBudgetError, PlanError, UnsupportedError
 from checkmate_tf.ir.graph import Graph, Value
@@ -66,6 +66,12 @@ class BatchSearch:
     def is_proven(self) -> bool:
         """Whether no plan at all fits a larger batch; otherwise a better solver, or more time, may find one."""
         return self.batch_size == self.limit_batch_size
+
+    def __str__(self) -> str:
+        return report.as_text(report.batch_table(self))
+
+    def _repr_html_(self) -> str:
+        return report.as_html(report.batch_table(self))
 
 
 class Family(Protocol):
@@ -170,7 +176,7 @@ class Bare:
 
     def solve(self, batch_size: int, budget_bytes: int) -> Solution | None:
         """The solver's plan, or None."""
-        solution = planning.solvers.solve(self.graph(batch_size), budget_bytes, self.solver, self.limits)
+        solution = solvers.solve(self.graph(batch_size), budget_bytes, self.solver, self.limits)
         return solution if solution.plan is not None else None
 
 
@@ -178,8 +184,8 @@ class Steps:
     """The family of a model's training steps. `prepare` traces one for a batch size; peaks are those of placed values."""
 
     def __init__(self, prepare: Callable[[int], Prepared], batch_size: int, solver: Solver, limits: Limits,
-                 report=ignore_progress):
-        self._prepare, self._solver, self._limits, self._report = prepare, solver, limits, report
+                 tell=ignore_progress):
+        self._prepare, self._solver, self._limits, self._tell = prepare, solver, limits, tell
         sizes = (max(2, batch_size), 2 * max(2, batch_size))
         self._lines = Lines.through(sizes, tuple(prepare(size) for size in sizes))
         self.at = functools.lru_cache(maxsize=16)(prepare if self._lines is None else self._lines.at)
@@ -194,7 +200,7 @@ class Steps:
 
     def solve(self, batch_size: int, budget_bytes: int) -> Solution | None:
         """What `plan` would give, or None where that fails or comes out above the budget."""
-        return _solved(self.at(batch_size), budget_bytes, self._solver, self._limits, self._report)
+        return _solved(self.at(batch_size), budget_bytes, self._solver, self._limits, self._tell)
 
     def confirmed(self, search: BatchSearch, max_overhead: float | str | None) -> BatchSearch:
         """The same for steps as they are traced: the batch found with a plan for that, or a smaller one where there is none,
@@ -206,7 +212,7 @@ class Steps:
         def traced(batch_size: int) -> Solution | None:
             prepared = self._prepare(batch_size)
             found = (_moved(search.solution, self.graph(search.batch_size), prepared, search.budget_bytes)
-                     or _solved(prepared, search.budget_bytes, self._solver, self._limits, self._report))
+                     or _solved(prepared, search.budget_bytes, self._solver, self._limits, self._tell))
             fits = found is not None and _is_allowed(prepared.graph, found.overhead, max_overhead)
             tries.append(Try(batch_size, fits, *((None, None) if found is None else (found.placed_peak_bytes, found.overhead))))
             return found if fits else None
@@ -331,9 +337,9 @@ def _placed(prepared: Prepared, order: Sequence[int]) -> int:
     return max(prepared.placed_bytes(plan), simulate(prepared.graph, plan).peak_bytes)
 
 
-def _solved(prepared: Prepared, budget_bytes: int, solver: Solver, limits: Limits, report) -> Solution | None:
+def _solved(prepared: Prepared, budget_bytes: int, solver: Solver, limits: Limits, tell) -> Solution | None:
     try:
-        solution = planning.solve_within(prepared, budget_bytes, solver, limits, report)
+        solution = planning.solve_within(prepared, budget_bytes, solver, limits, tell)
     except InfeasibleBudgetError:
         return None
     return solution if max(solution.placed_peak_bytes, solution.peak_bytes) <= budget_bytes else None

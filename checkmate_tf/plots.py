@@ -4,6 +4,7 @@
     plot_schedule(solution)     which op is computed, kept and recomputed in which stage (Checkmate's Figure 7)
     plot_tradeoff(frame)        overhead over budget, a line for each solver (Checkmate's Figure 5)
     plot_batches(frame)         the largest batch of each planner as bars (Checkmate's Figure 6)
+    plot_estimate(estimate)     what a step holds, whatever the plan, at the floor, and with everything kept
 
 Each returns the figure, and saves it where `to_file` is given (PNG, SVG or PDF by its ending). Colours are Okabe and Ito's,
 which colour-blind people tell apart; lines differ in their markers, too, so that black and white will do. The
@@ -160,6 +161,23 @@ def plot_batches(frame, to_file=None, *, dpi: int = 150) -> Figure:
     axes.margins(y=0.15)
     if planners:
         figure.legend(loc="outside right upper", fontsize=8, frameon=False)
+    return _saved(figure, to_file, dpi)
+
+
+def plot_estimate(estimate, to_file=None, *, dpi: int = 150) -> Figure:
+    """What a step holds: the residents, what the neediest op adds to them (the floor), and what keeping everything adds."""
+    figure, axes = _axes((8, 2.4))
+    parts = {**estimate.resident, "the neediest op": estimate.floor_bytes - estimate.resident_bytes,
+             "keeping everything": estimate.keep_all_peak_bytes - estimate.floor_bytes}
+    unit, unit_name = _unit(estimate.keep_all_peak_bytes)
+    left = 0.0
+    for number, (label, size) in enumerate(parts.items()):
+        axes.barh([0], [size / unit], left=left, height=0.6, color=COLORS[number % len(COLORS)], label=f"{label}: {format_bytes(size)}")
+        left += size / unit
+    axes.axvline(estimate.floor_bytes / unit, color="#555555", linewidth=1, linestyle=":", label=f"floor: {format_bytes(estimate.floor_bytes)}")
+    axes.set(xlabel=f"memory of one training step ({unit_name})", yticks=[], ylim=(-0.5, 0.5))
+    axes.spines["left"].set_visible(False)
+    figure.legend(loc="outside upper left", fontsize=8, frameon=False, ncols=2)
     return _saved(figure, to_file, dpi)
 
 

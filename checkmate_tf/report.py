@@ -1,6 +1,7 @@
 """What a user reads: progress and tables, on any terminal or none, and in a notebook."""
 
 import dataclasses
+import html
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -78,6 +79,9 @@ class MemoryEstimate:
 
     def __str__(self) -> str:
         return as_text(self.table())
+
+    def _repr_html_(self) -> str:
+        return as_html(self.table())
 
 
 def short_name(name: str) -> str:
@@ -228,6 +232,46 @@ def as_text(table: Table) -> str:
     with console.capture() as capture:
         console.print(table)
     return capture.get()
+
+
+def as_html(table: Table) -> str:
+    """A table as HTML, for notebooks: colours and fonts are the page's, light or dark."""
+    rows = zip(*(column.cells for column in table.columns))
+    cells = ["".join(f'<td style="text-align:{column.justify}">{html.escape(str(cell))}</td>' for column, cell in zip(table.columns, row))
+             for row in rows]
+    head = "".join(f"<th>{html.escape(str(column.header))}</th>" for column in table.columns) if table.show_header else ""
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
+    return f"<table><caption>{html.escape(str(table.title))}</caption>{f'<tr>{head}</tr>' if head else ''}{body}</table>"
+
+
+def batch_table(search) -> Table:
+    """What `max_batch_size` found."""
+    table = _table("checkmate_tf: the largest batch")
+    table.add_row("budget", format_bytes(search.budget_bytes), "")
+    table.add_row("largest batch", str(search.batch_size), "no plan fits a larger one: an op alone needs more than the budget"
+                  if search.is_proven else "for one more no plan was found")
+    table.add_row("everything kept", str(search.keep_all_batch_size), "the largest batch without recomputation")
+    table.add_row("limit of any plan", str(search.limit_batch_size), "beyond it an op alone needs more than the budget")
+    table.add_section()
+    table.add_row("peak, everything kept", format_bytes(search.solution.base_peak_bytes), "for the largest batch")
+    _add_plan(table, search.solution, ())
+    return table
+
+
+def tradeoff_table(frame) -> Table:
+    """The rows of `tradeoff`."""
+    table = Table(title="checkmate_tf: what less memory costs", title_justify="left")
+    for column in ("solver", "budget", "peak", "extra time", "bound", "status", "solved in"):
+        table.add_column(column, justify="left" if column in ("solver", "status") else "right")
+    for row in frame.to_dict("records"):
+        base_seconds = row["seconds"] / (1 + row["overhead"])
+        found = not math.isnan(row["seconds"])
+        table.add_row(row["solver"], format_bytes(row["budget_bytes"]), format_bytes(row["peak_bytes"]) if found else "-",
+                      f"+{100 * row['overhead']:.1f} %" if found else "-",
+                      f"+{100 * (row['bound'] / base_seconds - 1):.1f} %" if found else "-",
+                      row["status"] if row["status"] != "infeasible" else f"infeasible: the floor is {format_bytes(row['floor_bytes'])}",
+                      "-" if math.isnan(row["solve_seconds"]) else f"{row['solve_seconds']:.1f} s")
+    return table
 
 
 def _quality(solution: Solution) -> str:

@@ -18,6 +18,7 @@ from checkmate_tf.ir.errors import PlanError, SolverError
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.plan import Compute, Free, Plan, plan_from_order
 from checkmate_tf.ir.simulate import Timeline, keep_all_timeline, simulate, structural_floor
+from checkmate_tf.ir.units import format_bytes
 from checkmate_tf.ir.verify import verify_graph, verify_plan
 
 
@@ -169,6 +170,21 @@ class Solution:
     @property
     def gap(self) -> float:
         return max(0.0, self.seconds / self.bound_seconds - 1) if self.bound_seconds > 0 else 0.0
+
+    def __str__(self) -> str:
+        return "\n".join(f"{label:>22}  {text}" for label, text in self._rows())
+
+    def _repr_html_(self) -> str:
+        return "<table>" + "".join(f"<tr><td>{label}</td><td>{text}</td></tr>" for label, text in self._rows()) + "</table>"
+
+    def _rows(self) -> list[tuple[str, str]]:
+        rows = [("solver", self.solver), ("status", f"{self.status.value}, stopped by: {self.stopped_by.value}"),
+                ("budget", format_bytes(self.budget_bytes)), ("peak, everything kept", format_bytes(self.base_peak_bytes))]
+        if self.plan is not None:
+            rows += [("planned peak", format_bytes(self.placed_peak_bytes)), ("extra time", f"+{100 * self.overhead:.2f} %"),
+                     ("above the bound", f"at most {100 * self.gap:.2f} %"),
+                     ("recomputed", f"{sum(self.timeline.runs) - len(self.timeline.runs)} runs of {len(self.timeline.runs)} ops")]
+        return rows
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the solution as JSON; `Solution.load` reads it, and `compile` takes it in place of a budget."""

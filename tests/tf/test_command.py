@@ -1,5 +1,6 @@
 """The command line on saved models: what it prints, what it writes, and that an error is a line and not a traceback."""
 
+import json
 import os
 import subprocess
 import sys
@@ -48,6 +49,34 @@ def test_plan_prints_and_saves_a_plan_and_its_picture(saved, tmp_path, capsys):
     assert "<svg" in (tmp_path / "plan.svg").read_text()[:1000]
 
 
+def test_with_json_each_command_prints_json_and_nothing_else(saved, capsys):
+    model = str(saved / "model.keras")
+    assert main(["estimate", model, *QUICK, "--json"]) == 0
+    needs = json.loads(capsys.readouterr().out)
+    assert needs["floor_bytes"] < needs["keep_all_peak_bytes"] and needs["resident"]["batch"] == 16 * (16 * 16 * 3 * 4 + 8)
+    assert main(["plan", model, *QUICK, "--budget", "0.9", "--time-limit", "2", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["placed_peak_bytes"] <= plan["budget_bytes"] and plan["overhead"] >= 0 and plan["status"] in ("optimal", "feasible")
+    assert main(["tradeoff", model, *QUICK, "--budgets", "0.9", "1KB", "--solvers", "greedy", "--json", "--no-cache"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["status"] for row in rows] == ["feasible", "infeasible"] and rows[1]["peak_bytes"] is None
+
+
+def test_tradeoff_prints_a_table_and_saves_its_picture(saved, tmp_path, capsys):
+    assert main(["tradeoff", str(saved / "model.keras"), *QUICK, "--budgets", "0.9", "1KB", "--solvers", "greedy", "keep_all",
+                 "--plot", str(tmp_path / "tradeoff.png")]) == 0
+    printed = capsys.readouterr().out
+    assert "what less memory costs" in printed and "infeasible: the floor is" in printed and printed.count("greedy") == 2
+    assert (tmp_path / "tradeoff.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("command", [["estimate", "--plot"], ["plan", "--budget", "0.9", "--solver", "greedy", "--schedule"]])
+def test_every_command_saves_a_picture(command, saved, tmp_path, capsys):
+    name, *options = command
+    assert main([name, str(saved / "model.keras"), *QUICK, *options, str(tmp_path / "picture.png")]) == 0
+    assert capsys.readouterr().out and (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize("arguments, text", [
     (["estimate", "{}/nowhere.keras", *QUICK], "A saved Keras model is needed. Received: "),
     (["estimate", "{}/text.keras", *QUICK], "text.keras"),
@@ -60,6 +89,10 @@ def test_plan_prints_and_saves_a_plan_and_its_picture(saved, tmp_path, capsys):
     (["plan", "{}/model.keras", *QUICK, "--budget", "1GB", "--solver", "magic"], "Known solvers are"),
     (["plan", "{}/model.keras", *QUICK, "--budget", "1GB", "--output", "{}/no/such/folder.json"], "could not be saved"),
     (["plan", "{}/model.keras", *QUICK, "--budget", "1GB", "--plot", "{}/plan.quux"], "could not be saved"),
+    (["tradeoff", "{}/model.keras", *QUICK, "--solvers", "magic"], "Known solvers are"),
+    (["tradeoff", "{}/model.keras", *QUICK, "--budgets", "0"], "must be positive"),
+    (["tradeoff", "{}/model.keras", *QUICK, "--workers", "0"], "workers=0"),
+    (["estimate", "{}/model.keras", *QUICK, "--plot", "{}/plan.quux"], "could not be saved"),
     (["benchmark", "Nothing"], "Known workloads are"),
 ])
 def test_an_error_is_one_line(arguments, text, saved, capsys):

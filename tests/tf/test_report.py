@@ -133,6 +133,14 @@ def test_the_estimate_adds_up(batch):
     assert needs.largest[0][2] == max(size for _, _, size in needs.largest) == 16 * 16 * 16 * 16 * 4
 
 
+def test_estimates_and_solutions_show_themselves_in_a_notebook(trained):
+    for shown, label in ((trained.estimate, "floor of any plan"), (trained.solution, "planned peak")):
+        page = shown._repr_html_()
+        assert page.startswith("<table>") and page.endswith("</table>") and "<td" in page and label in page
+        assert page.count("<tr>") == page.count("</tr>") > 4 and "color" not in page
+    assert "planned peak" in str(trained.solution) and "Compute(" not in str(trained.solution)
+
+
 @pytest.mark.parametrize("ending, start", [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_the_memory_timeline_is_saved_without_a_display(ending, start, trained, tmp_path, monkeypatch):
     monkeypatch.delenv("DISPLAY", raising=False)
