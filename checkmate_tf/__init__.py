@@ -22,6 +22,7 @@ _HOMES = {
                   "PlanError", "ProfileError", "SolverError", "UnsupportedError"),
     "profiles": ("Profile",),
     "callbacks": ("MemoryUsage",),
+    "layerwise": ("by_layer",),
     "plots": ("plot_batches", "plot_memory", "plot_schedule", "plot_tradeoff"),
     "solvers": ("Limits", "Solution", "Status"),
 }

@@ -1,4 +1,5 @@
-"""Networks and real pictures that need no download: what the demo, the benchmark and the tests train.
+"""Networks and real pictures that need no download: what the demo, the benchmark and the tests train, and the networks of
+Checkmate's evaluation at their full sizes, which are planned and not trained here.
 
 Pictures are crops of the sample photograph that comes with Matplotlib. Classifiers learn from which part of the
 photograph a crop is; the U-Net learns to remove noise from it.
@@ -9,6 +10,8 @@ from collections.abc import Callable
 
 import keras
 import numpy as np
+
+from checkmate_tf.ir.errors import UnsupportedError
 
 CLASSES = 10
 
@@ -21,6 +24,15 @@ class Workload:
     batch_size: int
     model: Callable[[], keras.Model]
     data: Callable[[int], tuple[np.ndarray, np.ndarray]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """A network of Checkmate's evaluation, uncompiled, and the batch size of its budget sweep."""
+
+    name: str
+    model: Callable[[], keras.Model]
+    batch_size: int
 
 
 def unet(size: int = 128, levels: int = 4, width: int = 32) -> keras.Model:
@@ -43,6 +55,66 @@ def unet(size: int = 128, levels: int = 4, width: int = 32) -> keras.Model:
         value = layers.Conv2DTranspose(width << level, 2, strides=2, padding="same")(value)
         value = block(layers.Concatenate()([skips[level], value]), width << level)
     return keras.Model(inputs, layers.Conv2D(3, 1)(value), name="unet")
+
+
+def vgg_unet(size: tuple[int, int] = (416, 608), classes: int = 19, encoder=keras.applications.VGG16) -> keras.Model:
+    """The U-Net of Checkmate's evaluation: a VGG encoder, and skips from its pools to a decoder up to half the size."""
+    layers = keras.layers
+    inputs, (pool1, pool2, pool3, pool4, _) = _vgg_pools(size, encoder)
+    value = _padded(layers, pool4, 512)
+    for skip, channels in ((pool3, 256), (pool2, 128), (pool1, 64)):
+        value = layers.Concatenate()([layers.UpSampling2D()(value), skip])
+        value = _padded(layers, value, channels)
+    return keras.Model(inputs, _pixels(layers, layers.Conv2D(classes, 3, padding="same")(value)), name="vgg_unet")
+
+
+def segnet(size: tuple[int, int] = (416, 608), classes: int = 19, encoder=keras.applications.VGG16) -> keras.Model:
+    """The SegNet of Checkmate's evaluation: a VGG encoder and a decoder up to half the size, without skips."""
+    layers = keras.layers
+    inputs, (_, _, _, value, _) = _vgg_pools(size, encoder)
+    value = _padded(layers, value, 512)
+    for channels in (256, 128, 64):
+        value = _padded(layers, layers.UpSampling2D()(value), channels)
+    return keras.Model(inputs, _pixels(layers, layers.Conv2D(classes, 3, padding="same")(value)), name="vgg_segnet")
+
+
+def fcn8(size: tuple[int, int] = (416, 608), classes: int = 19, encoder=keras.applications.VGG16, width: int = 4096) -> keras.Model:
+    """The FCN8 of Checkmate's evaluation: a VGG encoder, fully convolutional, scores of three scales added up."""
+    layers = keras.layers
+    inputs, (_, _, pool3, pool4, value) = _vgg_pools(size, encoder)
+    for kernel in (7, 1):
+        value = layers.Conv2D(width, kernel, padding="same", activation="relu")(value)
+        value = layers.Dropout(0.5)(value)
+    value = layers.Conv2D(classes, 1)(value)
+    for pool in (pool4, pool3):
+        value = layers.Conv2DTranspose(classes, 4, strides=2, use_bias=False)(value)
+        value = layers.Cropping2D(((0, 0), (0, value.shape[2] - pool.shape[2])))(value)
+        value = layers.Cropping2D(((0, value.shape[1] - pool.shape[1]), (0, 0)))(value)
+        value = layers.Add()([layers.Conv2D(classes, 1)(pool), value])
+    value = layers.Conv2DTranspose(classes, 16, strides=8, use_bias=False)(value)
+    return keras.Model(inputs, _pixels(layers, value), name="fcn8_vgg")
+
+
+def bert_base(length: int = 512) -> keras.Model:
+    """BERT-base with a head of two classes, from keras-hub's parts, untrained. Raises UnsupportedError where that is missing."""
+    backbone = _keras_hub().models.BertBackbone(vocabulary_size=30522, num_layers=12, num_heads=12, hidden_dim=768,
+                                                intermediate_dim=3072, max_sequence_length=length)
+    return keras.Model(backbone.inputs, keras.layers.Dense(2)(backbone.output["pooled_output"]), name="bert_base")
+
+
+def gpt2_small(length: int = 1024) -> keras.Model:
+    """GPT-2 small with scores of the next token, from keras-hub's parts, untrained. Raises UnsupportedError where that is
+    missing."""
+    backbone = _keras_hub().models.GPT2Backbone(vocabulary_size=50257, num_layers=12, num_heads=12, hidden_dim=768,
+                                                intermediate_dim=3072, max_sequence_length=length)
+    return keras.Model(backbone.inputs, backbone.token_embedding(backbone.output, reverse=True), name="gpt2_small")
+
+
+def vit_base(size: int = 224) -> keras.Model:
+    """ViT-B/16 with a head of 1,000 classes, from keras-hub's parts, untrained. Raises UnsupportedError where that is missing."""
+    backbone = _keras_hub().models.ViTBackbone(image_shape=(size, size, 3), patch_size=16, num_layers=12, num_heads=12,
+                                               hidden_dim=768, mlp_dim=3072)
+    return keras.Model(backbone.inputs, keras.layers.Dense(1000)(backbone.output[:, 0]), name="vit_base")
 
 
 def photo_crops(count: int, size: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -82,3 +154,39 @@ def _denoiser() -> Workload:
 
 WORKLOADS = {workload.name: workload for workload in (
     _classifier("VGG16"), _classifier("ResNet50"), _classifier("MobileNetV2"), _classifier("DenseNet121"), _denoiser())}
+
+
+def _keras_hub():
+    try:
+        import keras_hub
+    except ImportError as error:
+        raise UnsupportedError("This network is built from keras-hub's parts: pip install keras-hub. "
+                               f"Received: {error}") from error
+    return keras_hub
+
+
+def _vgg_pools(size: tuple[int, int], encoder):
+    inputs = keras.Input((*size, 3))
+    network = encoder(weights=None, include_top=False, input_tensor=inputs)
+    return inputs, [network.get_layer(f"block{block}_pool").output for block in range(1, 6)]
+
+
+def _padded(layers, value, channels: int):
+    value = layers.Conv2D(channels, 3)(layers.ZeroPadding2D(1)(value))
+    return layers.BatchNormalization()(value)
+
+
+def _pixels(layers, value):
+    """Class probabilities of each pixel, [batch, pixels, classes]."""
+    height, width, classes = value.shape[1:]
+    return layers.Activation("softmax")(layers.Reshape((height * width, classes))(value))
+
+
+def _application(name: str) -> Callable[[], keras.Model]:
+    return lambda: getattr(keras.applications, name)(weights=None, input_shape=(224, 224, 3))
+
+
+NETWORKS = {network.name: network for network in (
+    Network("VGG16", _application("VGG16"), 256), Network("VGG19", _application("VGG19"), 256),
+    Network("MobileNet", _application("MobileNet"), 512), Network("ResNet50", _application("ResNet50"), 256),
+    Network("U-Net", vgg_unet, 32), Network("FCN8", fcn8, 32), Network("SegNet", segnet, 32))}
