@@ -23,7 +23,7 @@ _HOMES = {
     "profiles": ("Profile",),
     "callbacks": ("MemoryUsage",),
     "layerwise": ("by_layer",),
-    "plots": ("plot_batches", "plot_memory", "plot_schedule", "plot_tradeoff"),
+    "plots": ("plot_batches", "plot_estimate", "plot_memory", "plot_schedule", "plot_tradeoff"),
     "solvers": ("Limits", "Solution", "Status"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
