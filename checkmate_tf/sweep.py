@@ -151,14 +151,15 @@ class _Pool:
         return self
 
     def __exit__(self, kind, error, trace) -> None:
-        self._executor.shutdown(wait=kind is None, cancel_futures=True)
-        for child in self._children:
-            if kind is not None:
+        if kind is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+            for child in self._children:
                 os.killpg(child.pid, signal.SIGKILL)  # with whatever processes its solver has started
-            child.stdin.close()
-            child.wait()
-            child.stdout.close()
         self._executor.shutdown()
+        for child in self._children:
+            child.stdin.close()
+            child.stdout.close()
+            child.wait()
 
     def submit(self, job: tuple) -> concurrent.futures.Future:
         """The answer to this job, later."""

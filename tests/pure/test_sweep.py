@@ -4,6 +4,8 @@ import dataclasses
 import json
 import math
 import os
+import pathlib
+import time
 
 import pytest
 
@@ -13,6 +15,18 @@ from checkmate_tf.ir.graph import Graph, GraphBuilder
 from checkmate_tf.solvers import Answer, Limits, StoppedBy
 
 LIMITS = Limits(seconds=2.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sleeps:
+    """Takes a minute, and leaves word of its process before."""
+
+    path: str
+    name: str = "sleeps"
+
+    def search(self, graph, budget_bytes, limits, report):
+        pathlib.Path(self.path).write_text(str(os.getpid()))
+        time.sleep(60)
 
 
 def training_chain(layers: int = 6, seconds: float = 1.0) -> Graph:
@@ -100,6 +114,23 @@ def test_a_row_for_anything_else_is_never_taken(graph, solver, limits, tmp_path)
     solver = solvers.get(solver) if isinstance(solver, str) else solver
     sweep.sweep(graph, [150], [solver], limits, cache=tmp_path)
     assert len(list(tmp_path.glob("*.json"))) == 2
+
+
+def test_an_interrupt_ends_the_processes_and_keeps_what_is_done(tmp_path):
+    note = tmp_path / "process"
+
+    def interrupt(done, total, text):
+        while not (note.exists() and note.read_text()):
+            time.sleep(0.05)
+        raise KeyboardInterrupt
+
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        sweep.sweep(training_chain(), [150], [solvers.get("keep_all"), Sleeps(str(note))], LIMITS, workers=2, cache=tmp_path,
+                    tell=interrupt)
+    assert time.monotonic() - started < 30 and len(list(tmp_path.glob("*.json"))) == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(note.read_text()), 0)
 
 
 def test_a_broken_cache_file_is_solved_again(tmp_path):

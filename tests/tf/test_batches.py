@@ -60,12 +60,10 @@ def test_the_batch_fits_with_its_plan_and_the_next_does_not():
     assert sum(model.checkmate.solution.timeline.runs) > len(model.checkmate.solution.timeline.runs)
 
 
-def test_an_allowed_overhead_makes_it_smaller():
-    model, batch = small_net(), digits(16)
-    free = checkmate_tf.max_batch_size(model, "12MB", *batch, **QUICK)
-    bound = checkmate_tf.max_batch_size(model, "12MB", *batch, max_overhead=0.02, **QUICK)
-    assert bound.keep_all_batch_size <= bound.batch_size < free.batch_size
-    assert bound.solution.overhead <= 0.02 < free.solution.overhead
+def test_what_costs_more_than_allowed_does_not_fit():
+    found = checkmate_tf.max_batch_size(small_net(), "12MB", *digits(16), max_overhead=0.02, **QUICK)
+    assert found.keep_all_batch_size <= found.batch_size and found.solution.overhead <= 0.02
+    assert any(not item.fits and item.overhead is not None and item.overhead > 0.02 for item in found.tries)
 
 
 def test_a_fraction_is_of_the_peak_for_the_batch_given():
