@@ -11,6 +11,7 @@ import dataclasses
 import re
 
 from checkmate_tf import solvers
+from checkmate_tf.ir.errors import UnsupportedError
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.grouping import group_by_label
 from checkmate_tf.solvers import Answer, Limits, Solver
@@ -54,7 +55,12 @@ class ByLayer:
 
 
 def by_layer(model, solver: str | Solver = "auto") -> ByLayer:
-    """A solver that plans a model's step at the granularity of its layers; `solver` is a name or an object."""
+    """A solver that plans a model's step at the granularity of its layers; `solver` is a name or an object.
+
+    Raises UnsupportedError for what has no layers, SolverError for an unknown name.
+    """
+    if not hasattr(model, "layers"):
+        raise UnsupportedError(f"A keras.Model, whose layers have names, is needed. Received: {type(model).__name__}")
     inside = solvers.get(solver) if isinstance(solver, str) else solver
     return ByLayer(inside, frozenset(_names(model)))
 

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 
 import pandas as pd
@@ -132,11 +133,14 @@ def _kept_row(path: pathlib.Path) -> dict | None:
 
 
 def _keep_row(path: pathlib.Path, row: dict) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    with os.fdopen(handle, "w") as file:
-        json.dump(row, file)
-    os.replace(temporary, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        with os.fdopen(handle, "w") as file:
+            json.dump(row, file)
+        os.replace(temporary, path)
+    except OSError as error:
+        warnings.warn(f"A row could not be kept, and will be solved again next time ({error}).", stacklevel=3)
 
 
 class _Pool:

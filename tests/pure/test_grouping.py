@@ -7,12 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf import solvers
+from checkmate_tf.ir.errors import UnsupportedError
 from checkmate_tf.ir.graph import GraphBuilder
 from checkmate_tf.ir.grouping import group_by_label
 from checkmate_tf.ir.plan import plan_from_order
 from checkmate_tf.ir.simulate import keep_all_timeline, simulate
 from checkmate_tf.ir.verify import verify_plan
-from checkmate_tf.layerwise import ByLayer
+from checkmate_tf.layerwise import ByLayer, by_layer
 from checkmate_tf.solvers import Limits, Status
 from tests.strategies import graphs
 
@@ -64,3 +65,8 @@ def test_a_solver_by_layer_answers_for_the_whole_graph_and_claims_no_bound():
     assert solution.peak_bytes <= 20 < keep_all_timeline(graph).peak_bytes and solution.bound_seconds == graph.seconds
     assert coarse.label("gradient_tape/m/layer1_1/back", True) == "gradient_tape/m/layer1_1 backward"
     assert coarse.label("adam/update", True) is None
+
+
+def test_only_what_has_layers_is_planned_by_layer():
+    with pytest.raises(UnsupportedError, match="Received: int"):
+        by_layer(7)

@@ -140,6 +140,13 @@ def test_a_broken_cache_file_is_solved_again(tmp_path):
     assert first["seconds"].equals(again["seconds"])
 
 
+def test_where_nothing_can_be_kept_the_rows_come_with_a_warning(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.warns(UserWarning, match="could not be kept"):
+        frame = run(training_chain(), [150], "chen_greedy", cache=tmp_path / "file" / "folder")
+    assert len(frame) == 1
+
+
 def test_an_empty_sweep_is_an_empty_frame():
     frame = run(training_chain(), [])
     assert list(frame.columns) == list(sweep.COLUMNS) and not len(frame)
