@@ -2,10 +2,8 @@
 
     largest_batch(family, budget_bytes, max_overhead)  ->  BatchSearch
 
-A family gives the scheduling problem for each batch size. Below, it is one of training steps (`Steps`): traced for two
-batch sizes, in between and beyond them every dimension that grows with the batch is taken from its line through both, so
-that sizes are functions of the batch and nothing need be traced while searching. Where the two graphs are not of the
-same ops, or a dimension is not on a line of whole numbers, each size is traced. `zoo` has another, of layers.
+A family gives the scheduling problem for each batch size: bare graphs (`Bare`), or training steps (`Steps`), which are traced
+for two batch sizes only where `lines` can tell all others from those.
 
 The search is between the largest batch for which everything can be kept and the largest for which every op fits by itself.
 It bisects; a plan found for a batch is carried to the largest batch at which the same order still fits, by its own peak there.
@@ -21,17 +19,16 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from checkmate_tf import planning, report, solvers
-from checkmate_tf.bridge.trace import Traced
 from checkmate_tf.ir.errors import InfeasibleBudgetError, PlanError, UnsupportedError
-from checkmate_tf.ir.graph import Graph, Value
+from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.plan import plan_from_order
 from checkmate_tf.ir.simulate import keep_all_timeline, simulate, structural_floor
-from checkmate_tf.ir.verify import verify_graph, verify_plan
+from checkmate_tf.ir.verify import verify_plan
+from checkmate_tf.lines import Lines
 from checkmate_tf.planning import Prepared
 from checkmate_tf.solvers import Limits, Solution, Solver, Status, StoppedBy, ignore_progress
 
 MOST_BATCH = 1 << 20
-GRANULE_BYTES = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +75,7 @@ class Family(Protocol):
     """The same training step for every batch size."""
 
     def graph(self, batch_size: int) -> Graph:
-        """The scheduling problem; for all sizes the same ops in the same order."""
+        """The scheduling problem."""
 
     def peak_bytes(self, batch_size: int, order: Sequence[int]) -> int:
         """What a plan in this order takes on the device."""
@@ -143,7 +140,7 @@ def _is_allowed(graph: Graph, overhead: float, max_overhead: float | str | None)
 def _carried(family: Family, batch_size: int, most: int, solution: Solution, budget_bytes: int,
              max_overhead: float | str | None) -> tuple[int, Solution]:
     """The largest batch up to `most` at which the same order fits and is allowed, with its solution."""
-    order = solution.plan.order
+    order, names = solution.plan.order, [op.name for op in family.graph(batch_size).ops]
 
     def at(size: int) -> Solution:
         graph = family.graph(size)
@@ -154,6 +151,8 @@ def _carried(family: Family, batch_size: int, most: int, solution: Solution, bud
                                        **solution.stats, "placed_peak_bytes": family.peak_bytes(size, order)})
 
     def fits(size: int) -> bool:
+        if [op.name for op in family.graph(size).ops] != names:  # a step of other ops, to which the order says nothing
+            return False
         moved = at(size)
         return moved.placed_peak_bytes <= budget_bytes and _is_allowed(family.graph(size), moved.overhead, max_overhead)
 
@@ -229,84 +228,6 @@ class Steps:
         return dataclasses.replace(search, batch_size=batch_size, solution=solution, tries=tuple(tries))
 
 
-@dataclasses.dataclass(frozen=True)
-class Lines:
-    """Two training steps of the same ops; every size is on a line through both.
-
-    sizes: the two batch sizes;  steps: the two;  large: for each value of the first step that of the second;
-    large_op: the same for ops
-    """
-
-    sizes: tuple[int, int]
-    steps: tuple[Prepared, Prepared]
-    large: tuple[Value, ...]
-    large_op: tuple[int, ...]
-
-    @classmethod
-    def through(cls, sizes: tuple[int, int], steps: tuple[Prepared, Prepared]) -> "Lines | None":
-        """None where the two are not of the same ops, or a dimension is not on a line of whole numbers."""
-        first, second = (step.graph for step in steps)
-        op_of = {op.name: op.index for op in second.ops}
-        if len(first.ops) != len(second.ops) or any(op.name not in op_of for op in first.ops):
-            return None
-        large_op = tuple(op_of[op.name] for op in first.ops)
-        large = []
-        for value in first.values:
-            made = second.ops[large_op[value.producer]].outputs
-            if value.port >= len(made):
-                return None
-            large.append(second.values[made[value.port]])
-        partner = {value.index: other.index for value, other in zip(first.values, large)}
-        for op, other in zip(first.ops, large_op):
-            theirs = second.ops[other]
-            if (op.kind, op.once) != (theirs.kind, theirs.once) or [partner[value] for value in op.inputs] != list(theirs.inputs):
-                return None
-        lines = cls(sizes, steps, tuple(large), large_op)
-        straight = all(len(value.shape) == len(other.shape) and all(_is_straight(sizes, *pair) for pair in zip(value.shape, other.shape))
-                       for value, other in zip(first.values, large))
-        return lines if straight else None
-
-    def at(self, batch_size: int) -> Prepared:
-        """The step for this batch size."""
-        small, large = self.steps
-        values = tuple(self._value(value, other, batch_size) for value, other in zip(small.graph.values, self.large))
-        ops = []
-        for op, number in zip(small.graph.ops, self.large_op):
-            other = large.graph.ops[number]
-            ops.append(dataclasses.replace(op, seconds=max(0.0, self._between(op.seconds, other.seconds, batch_size)),
-                                           scratch_bytes=max(0, round(self._between(op.scratch_bytes, other.scratch_bytes, batch_size))),
-                                           reuses=_still_equal(op, values)))
-        batch = self._whole(small.residents.batch, large.residents.batch, batch_size)
-        others = max(0, self._whole(small.residents.other_variables, large.residents.other_variables, batch_size))
-        residents = dataclasses.replace(small.residents, batch=batch, other_variables=others)
-        graph = verify_graph(dataclasses.replace(small.graph, ops=tuple(ops), values=values, resident_bytes=residents.total))
-        return dataclasses.replace(small, traced=self._traced(batch_size), graph=graph, residents=residents,
-                                   base=keep_all_timeline(graph))
-
-    def _between(self, small: float, large: float, batch_size: int) -> float:
-        first, second = self.sizes
-        return small + (large - small) * (batch_size - first) / (second - first)
-
-    def _whole(self, small: int, large: int, batch_size: int) -> int:
-        first, second = self.sizes
-        return small + (large - small) * (batch_size - first) // (second - first)
-
-    def _value(self, value: Value, other: Value, batch_size: int) -> Value:
-        shape = tuple(self._whole(*pair, batch_size) for pair in zip(value.shape, other.shape))
-        if value.bytes == 0:  # a read of a variable, or what has no size
-            return dataclasses.replace(value, shape=shape)
-        elements = tf.TensorShape(shape).num_elements()
-        size = -(-elements * tf.as_dtype(value.dtype).size // GRANULE_BYTES) * GRANULE_BYTES
-        return dataclasses.replace(value, shape=shape, bytes=size)
-
-    def _traced(self, batch_size: int) -> Traced:
-        """The first trace with the batch's specs as they would be: what a placement asks for."""
-        small, large = (step.traced for step in self.steps)
-        arguments = tuple((name, tf.TensorSpec([self._whole(*pair, batch_size) for pair in zip(spec.shape, other.shape)], spec.dtype))
-                          for (name, spec), (_, other) in zip(small.arguments, large.arguments))
-        return dataclasses.replace(small, arguments=arguments)
-
-
 def resized(specs: Any, batch_size: int | None = None) -> tuple[Any, int]:
     """Specs of a batch with another first dimension, and the first dimension that they had.
 
@@ -322,14 +243,6 @@ def resized(specs: Any, batch_size: int | None = None) -> tuple[Any, int]:
     def spec(leaf):
         return leaf if leaf is None else tf.TensorSpec([batch_size or size, *leaf.shape[1:]], leaf.dtype)
     return tf.nest.map_structure(spec, specs), size
-
-
-def _is_straight(sizes: tuple[int, int], small: int, large: int) -> bool:
-    return (large - small) % (sizes[1] - sizes[0]) == 0
-
-
-def _still_equal(op, values) -> tuple[int, ...]:
-    return tuple(value for value in op.reuses if values[value].bytes == values[op.outputs[0]].bytes)
 
 
 def _placed(prepared: Prepared, order: Sequence[int]) -> int:

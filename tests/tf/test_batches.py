@@ -11,6 +11,7 @@ import checkmate_tf
 from checkmate_tf import batches, planning
 from checkmate_tf.ir.errors import BudgetError, InfeasibleBudgetError, UnsupportedError
 from checkmate_tf.ir.graph import GraphBuilder
+from checkmate_tf.lines import Lines
 from checkmate_tf.solvers import Limits, get
 from networks import conv_net, digits
 
@@ -29,7 +30,7 @@ def prepare(model, batch_size: int):
 
 def test_a_step_between_two_traced_ones_is_the_step_that_would_be_traced():
     model = small_net(dropout=0.2)
-    lines = batches.Lines.through((8, 16), (prepare(model, 8), prepare(model, 16)))
+    lines = Lines.through((8, 16), (prepare(model, 8), prepare(model, 16)))
     for batch_size in (3, 8, 37):
         drawn, traced = lines.at(batch_size), prepare(model, batch_size)
         by_name = {traced.graph.ops[value.producer].name + str(value.port): value for value in traced.graph.values}
@@ -42,7 +43,7 @@ def test_a_step_between_two_traced_ones_is_the_step_that_would_be_traced():
 
 def test_steps_of_other_ops_are_not_on_lines():
     first, second = prepare(small_net(), 8), prepare(small_net(dropout=0.2), 16)
-    assert batches.Lines.through((8, 16), (first, second)) is None
+    assert Lines.through((8, 16), (first, second)) is None
 
 
 def test_the_batch_fits_with_its_plan_and_the_next_does_not():
@@ -113,3 +114,14 @@ def test_the_largest_batch_of_a_family_by_hand(max_overhead, batch_size):
     assert (found.batch_size, found.keep_all_batch_size, found.limit_batch_size) == (batch_size, 7, 11)
     assert found.is_proven == (batch_size == 11) and found.solution.peak_bytes <= 200
     assert "largest batch" in str(found) and f"<td style=\"text-align:right\">{batch_size}</td>" in found._repr_html_()
+
+
+def test_an_order_is_not_carried_to_a_step_of_other_ops():
+    def graph(batch_size):
+        ops = tuple(dataclasses.replace(op, name=f"{op.name} of {batch_size}") for op in chain(batch_size).ops)
+        return dataclasses.replace(chain(batch_size), ops=ops)
+
+    found = batches.largest_batch(batches.Bare(graph, get("keep_all"), Limits(seconds=1)), 200)
+    assert found.batch_size == 7 and all(item.fits == (item.batch_size <= 7) for item in found.tries)
+    names = {op.name for op in graph(7).ops}
+    assert found.solution.plan.graph_key == graph(7).key and "f0 of 7" in names
