@@ -123,5 +123,4 @@ def test_an_order_is_not_carried_to_a_step_of_other_ops():
 
     found = batches.largest_batch(batches.Bare(graph, get("keep_all"), Limits(seconds=1)), 200)
     assert found.batch_size == 7 and all(item.fits == (item.batch_size <= 7) for item in found.tries)
-    names = {op.name for op in graph(7).ops}
-    assert found.solution.plan.graph_key == graph(7).key and "f0 of 7" in names
+    assert found.solution.plan.graph_key == graph(7).key
