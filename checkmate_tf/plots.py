@@ -103,8 +103,10 @@ def schedule_cells(plan: Plan) -> np.ndarray:
     return cells
 
 
-def plot_tradeoff(frame, to_file=None, *, dpi: int = 150) -> Figure:
+def plot_tradeoff(frame, to_file=None, *, max_overhead: float | None = None, dpi: int = 150) -> Figure:
     """Overhead over budget from the rows of `tradeoff`, a line for each solver.
+
+    max_overhead: where the axis ends, so that a solver far off does not flatten the others; 1.0 is twice the time
 
     Budgets for which a solver has no plan are crosses on the upper edge; dashed lines mark the floor below which no plan can
     go, and the peak when everything is kept. Without rows the figure says so. Raises UnsupportedError for a frame that is not
@@ -122,7 +124,8 @@ def plot_tradeoff(frame, to_file=None, *, dpi: int = 150) -> Figure:
         found = rows[rows["overhead"].notna()]
         color, marker = COLORS[number % len(COLORS)], _MARKERS[number % len(_MARKERS)]
         axes.plot(found["budget_bytes"] / unit, 100 * found["overhead"], color=color, marker=marker, markersize=5, linewidth=1.3,
-                  label=f"{solver} ({len(found)} of {len(rows)} budgets)", clip_on=False)
+                  linestyle="-" if number < len(COLORS) else "--", label=f"{solver} ({len(found)} of {len(rows)} budgets)",
+                  clip_on=max_overhead is not None)
         missing = rows[rows["overhead"].isna()]
         axes.plot(missing["budget_bytes"] / unit, np.full(len(missing), 0.985 - _CROSS_ROW * number), "x", color=color, markersize=5,
                   transform=axes.get_xaxis_transform())
@@ -132,7 +135,7 @@ def plot_tradeoff(frame, to_file=None, *, dpi: int = 150) -> Figure:
             axes.axvline(size / unit, color="#555555", linewidth=1, linestyle=style, label=f"{label}: {format_bytes(size)}")
     if frame["overhead"].isna().any():
         axes.plot([], [], "x", color="#555555", markersize=5, label="no plan found")
-    most = frame["overhead"].max() if frame["overhead"].notna().any() else 0.0
+    most = max_overhead or (frame["overhead"].max() if frame["overhead"].notna().any() else 0.0)
     axes.set_ylim(0, 105 * max(most, 0.01) / max(0.3, 1 - _CROSS_ROW * (solvers + 1)))
     if axes.get_legend_handles_labels()[0]:
         figure.legend(loc="outside right upper", fontsize=8, frameon=False)

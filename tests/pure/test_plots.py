@@ -85,6 +85,18 @@ def test_a_tradeoff_has_a_line_a_solver_and_marks_the_floor_and_keeping_everythi
     assert axes.get_xlabel() == "budget (GB)" and axes.get_ylabel() == "extra time of a step (%)"
 
 
+def test_the_axis_of_a_tradeoff_can_end_before_a_solver_that_is_far_off():
+    assert plots.plot_tradeoff(rows(overhead=[9.0, 0.1, np.nan])).axes[0].get_ylim()[1] > 900
+    assert plots.plot_tradeoff(rows(overhead=[9.0, 0.1, np.nan]), max_overhead=0.5).axes[0].get_ylim()[1] < 100
+
+
+def test_many_solvers_all_look_different():
+    frame = pd.DataFrame({"solver": [f"solver {number}" for number in range(12)], "budget_bytes": 10, "overhead": 0.1})
+    lines = plots.plot_tradeoff(frame).axes[0].lines
+    looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines if line.get_marker() != "x"}
+    assert len(looks) == 12
+
+
 @pytest.mark.parametrize("count", [0, 1])
 def test_an_empty_frame_says_so_and_a_single_row_is_drawn(count, tmp_path):
     figure = plots.plot_tradeoff(rows()[:count], tmp_path / "picture.png")
