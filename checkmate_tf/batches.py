@@ -53,7 +53,7 @@ class BatchSearch:
     """
 
     batch_size: int
-    solution: Solution
+    solution: Solution = dataclasses.field(repr=False)
     budget_bytes: int
     keep_all_batch_size: int
     limit_batch_size: int
