@@ -247,7 +247,7 @@ def resized(specs: Any, batch_size: int | None = None) -> tuple[Any, int]:
 
 def _placed(prepared: Prepared, order: Sequence[int]) -> int:
     plan = plan_from_order(prepared.graph, order)
-    return max(prepared.placed_bytes(plan), simulate(prepared.graph, plan).peak_bytes)
+    return prepared.places.placed_bytes(plan, limit_bytes=0)
 
 
 def _solved(prepared: Prepared, budget_bytes: int, solver: Solver, limits: Limits, tell) -> Solution | None:

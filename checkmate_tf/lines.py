@@ -11,6 +11,7 @@ import dataclasses
 import tensorflow as tf
 
 from checkmate_tf.bridge.extract import GRANULE_BYTES
+from checkmate_tf.bridge.rehearse import Places
 from checkmate_tf.bridge.trace import Traced
 from checkmate_tf.ir.graph import Value
 from checkmate_tf.ir.simulate import keep_all_timeline
@@ -69,8 +70,10 @@ class Lines:
         others = max(0, self._whole(small.residents.other_variables, large.residents.other_variables, batch_size))
         residents = dataclasses.replace(small.residents, batch=batch, other_variables=others)
         graph = verify_graph(dataclasses.replace(small.graph, ops=tuple(ops), values=values, resident_bytes=residents.total))
-        return dataclasses.replace(small, traced=self._traced(batch_size), graph=graph, residents=residents,
-                                   base=keep_all_timeline(graph))
+        traced = self._traced(batch_size)
+        places = Places(traced, graph, on_device=False)
+        return dataclasses.replace(small, traced=traced, graph=graph, residents=residents, base=keep_all_timeline(graph),
+                                   places=places)
 
     def _between(self, small: float, large: float, batch_size: int) -> float:
         first, second = self.sizes

@@ -72,7 +72,8 @@ def test_a_fraction_is_of_the_peak_for_the_batch_given():
     needs = checkmate_tf.estimate(model, *batch, profile="cpu", verbose=0)
     found = checkmate_tf.max_batch_size(model, 0.5, *batch, solver="keep_all", profile="cpu", time_limit=1, verbose=0)
     assert abs(found.budget_bytes - needs.keep_all_peak_bytes / 2) < 0.05 * needs.keep_all_peak_bytes
-    assert found.keep_all_batch_size - 1 <= found.batch_size <= found.keep_all_batch_size < 64
+    # A plan's order may have been repaired, so that a little more fits than in the order of tracing.
+    assert found.keep_all_batch_size - 1 <= found.batch_size <= 1.25 * found.keep_all_batch_size < 64
 
 
 def test_where_not_even_one_example_fits_the_error_says_what_is_held():
