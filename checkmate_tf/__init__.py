@@ -17,7 +17,8 @@ if not (_HERE / "solvers").exists():
 __version__ = "0.1.0"
 
 _HOMES = {
-    "api": ("BatchSearch", "MemoryEstimate", "compile", "estimate", "max_batch_size", "plan", "restore", "tradeoff"),
+    "api": ("BatchSearch", "MemoryEstimate", "compile", "estimate", "max_batch_size", "plan", "rematerialize", "restore",
+            "tradeoff"),
     "ir.errors": ("BudgetError", "CheckmateError", "GraphError", "InfeasibleBudgetError", "NotCompiledError",
                   "PlanError", "ProfileError", "SolverError", "UnsupportedError"),
     "profiles": ("Profile",),

@@ -66,6 +66,29 @@ def plan(model, budget: int | float | str, x, y=None, sample_weight=None, *, sol
                                      functools.partial(narrator.solving, prepared.base.seconds))
 
 
+def rematerialize(function, budget: int | float | str | Solution, *specs, solver: str | Solver = "auto", time_limit: float = 60.0,
+                  profile: Any = "auto", verbose: Any = "auto") -> hooks.Rematerialized:
+    """The same as `compile` for any function, such as the training step of a custom loop: returns what to call instead.
+
+    function: a `tf.function`, or what could be one; it takes tensors, and every variable it uses exists (an optimizer is built).
+        What it does besides TensorFlow ops happens once, as in any `tf.function`.
+    budget, solver, time_limit, profile, verbose: as in `compile`
+    specs: a `tf.TensorSpec` (or a nest of them) for each argument. The plan for these shapes is made now, others when they come;
+        without any, all are made at the first call.
+
+    What it returns has `.solution`, `.estimate`, `.measured_peak_bytes` and `.summary()`, as `model.checkmate` has. Raises
+    BudgetError, SolverError, ProfileError, UnsupportedError (also for what cannot be traced), and InfeasibleBudgetError.
+    """
+    if not callable(function):
+        raise UnsupportedError(f"A function of tensors is needed, such as a tf.function. Received: {function!r}")
+    _check_settings(solver, profile, time_limit, verbose)
+    planning.check_budget(budget)
+    planned = hooks.Rematerialized(function, hooks.Settings(budget, solver, float(time_limit), profile, verbose))
+    if specs:
+        planned.plan(specs)
+    return planned
+
+
 def tradeoff(model, x, y=None, *, sample_weight=None, budgets: Sequence[int | float | str] | None = None,
              solvers: Sequence[str | Solver] = ("auto",), time_limit: float = 20.0, profile: Any = "auto",
              workers: int | None = None, cache: str | pathlib.Path | None = "auto", verbose: Any = "auto"):
@@ -153,6 +176,10 @@ def _prepare(model, x, y, sample_weight, profile, narrator):
 
 def _check(model, solver, profile, time_limit, verbose) -> None:
     planning.check_model(model)
+    _check_settings(solver, profile, time_limit, verbose)
+
+
+def _check_settings(solver, profile, time_limit, verbose) -> None:
     planning.get_solver(solver)
     planning.check_profile(profile)
     if isinstance(time_limit, bool) or not isinstance(time_limit, (int, float)) or not time_limit > 0:

@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import threading
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -68,21 +69,20 @@ class _Step:
     watched: bool = True
 
 
-class Checkmate:
-    """`model.checkmate`: the plan that the model trains under, and what was measured.
+class PlannedSteps:
+    """A step that is planned for each set of batch shapes it is called with, and what was measured.
 
-    solution: the plan for the largest batch so far, None before the first batch
-    estimate: what the step needs without any plan, None before the first batch
+    solution: the plan for the largest batch so far, None before there is one
+    estimate: what the step needs without any plan, None before the first plan
     measured_peak_bytes: the allocator's peak over the runs under that plan; None before, and on devices without
         allocator statistics
     """
 
-    def __init__(self, model, settings: Settings):
+    def __init__(self, settings: Settings):
         self.settings = settings
         self.solution: Solution | None = None
         self.estimate: MemoryEstimate | None = None
         self.measured_peak_bytes: int | None = None
-        self._model = model
         self._steps: dict[tuple, _Step] = {}
         self._lock = threading.RLock()
 
@@ -90,35 +90,25 @@ class Checkmate:
         """Prints the plan: budget, residents, peaks, what is recomputed, and how good the plan is."""
         Narrator(1).show(self._table())
 
-    def make_train_function(self, force: bool = False) -> None:
-        """Takes the place of the model's own method of this name."""
-        if self._model.train_function is not None and not force:
-            return
-        with _restored_on_failure(self._model, unless=False):
-            planning.check_model(self._model)
-        self._steps.clear()
-        self.solution = self.estimate = self.measured_peak_bytes = None
-        if self._model.jit_compile:
-            Narrator(self.settings.verbose).say(
-                "jit_compile=True is ignored: XLA merges recomputed values and reorders the step, so a planned step "
-                "runs without it.")
-        self._model.train_function = self._train_function
+    def _prepared(self, data: Any, narrate: Callable[[str], None]) -> Prepared:
+        """The step for this batch, ready to be planned."""
+        raise NotImplementedError
 
-    def _train_function(self, iterator) -> Any:
-        outputs = None
-        for _ in range(self._model.steps_per_execution):
-            try:
-                data = next(iterator)
-            except (StopIteration, tf.errors.OutOfRangeError):
-                if outputs is None:
-                    raise StopIteration from None
-                break
-            outputs = self._run(_without_optionals(data))
-        return outputs
+    def _undo(self) -> None:
+        """What is to happen when no step can be run within the budget."""
+
+    @contextlib.contextmanager
+    def _undone_on_failure(self, unless: bool, errors: type[BaseException] = BaseException):
+        try:
+            yield
+        except errors:
+            if not unless:
+                self._undo()
+            raise
 
     def _run(self, data: Any) -> Any:
         specs = batch_specs(data)
-        key = (_structure(specs), tuple(tf.nest.flatten(specs, expand_composites=True)))
+        key = _key(specs)
         step = self._steps.get(key)
         if step is None:
             with self._lock:
@@ -129,12 +119,10 @@ class Checkmate:
             return self._run_and_check(step, data)
 
     def _plan(self, key: tuple, data: Any, specs: Any) -> _Step:
-        with _restored_on_failure(self._model, unless=self._is_training):
+        with self._undone_on_failure(unless=self._is_training):
             narrator = Narrator(self.settings.verbose)
             with narrator:
-                planning.build(self._model, data)
-                prepared = planning.prepare(self._model, data, self.settings.profile, narrator.stage,
-                                            batch_is_there=True)
+                prepared = self._prepared(data, narrator.stage)
                 solution = self._first_solution(prepared, narrator)
                 narrator.stage("writing the step")
                 step = _Step(prepared, solution, emit(prepared.traced, prepared.graph, solution.plan))
@@ -227,7 +215,7 @@ class Checkmate:
         return outputs
 
     def _first_run(self, step: _Step, data: Any) -> Any:
-        with _restored_on_failure(self._model, unless=self._is_training, errors=CheckmateError):
+        with self._undone_on_failure(unless=self._is_training, errors=CheckmateError):
             return audit.first_call(step.run, data)[0]
 
     def _plan_again(self, step: _Step, peak_bytes: int) -> None:
@@ -251,7 +239,7 @@ class Checkmate:
         step.surplus_bytes = max(surplus_bytes, step.surplus_bytes)
         step.replans, step.checked_runs = step.replans + 1, 0
         narrator.say(f"{reason} Planning again for {format_bytes(old.budget_bytes - step.surplus_bytes)}.")
-        with _restored_on_failure(self._model, unless=self._is_training), narrator:
+        with self._undone_on_failure(unless=self._is_training), narrator:
             try:
                 if step.replans > _REPLANS:
                     raise planning.infeasible(step.prepared, old.budget_bytes, planning.get_solver(self.settings.solver),
@@ -275,6 +263,71 @@ class Checkmate:
         return plan_table(self.settings.budget, self.solution, self.estimate, self.measured_peak_bytes, recomputed)
 
 
+class Checkmate(PlannedSteps):
+    """`model.checkmate`: the plan that the model trains under, and what was measured; see PlannedSteps."""
+
+    def __init__(self, model, settings: Settings):
+        super().__init__(settings)
+        self._model = model
+
+    def make_train_function(self, force: bool = False) -> None:
+        """Takes the place of the model's own method of this name."""
+        if self._model.train_function is not None and not force:
+            return
+        with self._undone_on_failure(unless=False):
+            planning.check_model(self._model)
+        self._steps.clear()
+        self.solution = self.estimate = self.measured_peak_bytes = None
+        if self._model.jit_compile:
+            Narrator(self.settings.verbose).say(
+                "jit_compile=True is ignored: XLA merges recomputed values and reorders the step, so a planned step "
+                "runs without it.")
+        self._model.train_function = self._train_function
+
+    def _train_function(self, iterator) -> Any:
+        outputs = None
+        for _ in range(self._model.steps_per_execution):
+            try:
+                data = next(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                if outputs is None:
+                    raise StopIteration from None
+                break
+            outputs = self._run(_without_optionals(data))
+        return outputs
+
+    def _prepared(self, data: Any, narrate: Callable[[str], None]) -> Prepared:
+        planning.build(self._model, data)
+        return planning.prepare(self._model, data, self.settings.profile, narrate, batch_is_there=True)
+
+    def _undo(self) -> None:
+        restore(self._model)
+
+
+class Rematerialized(PlannedSteps):
+    """What `rematerialize` returns: called as the function is, with tensors or arrays; see PlannedSteps."""
+
+    def __init__(self, function: Callable, settings: Settings):
+        super().__init__(settings)
+        self._function = getattr(function, "python_function", function)
+
+    def plan(self, specs: Sequence[tf.TypeSpec]) -> None:
+        """Plans for arguments of these shapes, before any call."""
+        specs = tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape, spec.dtype), tuple(specs))
+        self._plan(_key(specs), specs, specs)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._run(tf.nest.map_structure(tf.convert_to_tensor, arguments))
+
+    def _prepared(self, data: Any, narrate: Callable[[str], None]) -> Prepared:
+        function = self._function
+
+        def call(arguments):
+            return function(*arguments)
+        is_there = all(tf.is_tensor(leaf) for leaf in tf.nest.flatten(data))
+        return planning.prepare_function(call, data, self.settings.profile, narrate, is_there, autograph=True)
+
+
 def install(model, settings: Settings) -> None:
     """Hangs a Checkmate with these settings on the model; plans are made at the first batch."""
     model.checkmate = Checkmate(model, settings)
@@ -287,16 +340,6 @@ def restore(model) -> None:
     if "checkmate" in vars(model):
         del model.checkmate, model.make_train_function
         model.train_function = None
-
-
-@contextlib.contextmanager
-def _restored_on_failure(model, unless: bool, errors: type[BaseException] = BaseException):
-    try:
-        yield
-    except errors:
-        if not unless:
-            restore(model)
-        raise
 
 
 def _given(solution: Solution, prepared: Prepared, solver: Solver, limits: Limits) -> Solution:
@@ -327,6 +370,10 @@ def _carry(step: _Step, prepared: Prepared) -> Solution | None:
 
 def _by_name(op) -> str:
     return op.name
+
+
+def _key(specs: Any) -> tuple:
+    return _structure(specs), tuple(tf.nest.flatten(specs, expand_composites=True))
 
 
 def _structure(specs: Any) -> str:

@@ -107,9 +107,14 @@ def prepare(model, data: Any, profile: Profile | str, narrate: Callable[[str], N
 
     batch_is_there: whether the batch is among the bytes that the allocator already counts
     """
+    return prepare_function(model.train_step, data, profile, narrate, batch_is_there, model)
+
+
+def prepare_function(function: Callable, data: Any, profile: Profile | str, narrate: Callable[[str], None],
+                     batch_is_there: bool, model=None, autograph: bool = False) -> Prepared:
+    """The same for any function of one argument, the batch. The model, if there is one, tells weights from slots."""
     narrate("tracing the training step")
-    specs = batch_specs(data)
-    traced = trace(model.train_step, specs)
+    traced = trace(function, batch_specs(data), autograph)
     graph = extract(traced)
     profile = _profile(profile, traced, graph, narrate)
     graph = price(traced, graph, profile)
@@ -198,6 +203,8 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
             target_bytes = highest_bytes if is_last else (too_low_bytes + highest_bytes + 1) // 2
         if time.monotonic() >= deadline:
             break
+    if closest is None and place_keep_all(prepared, limit_bytes) <= limit_bytes:     # where a solver gave up for another reason
+        return solvers.solve(prepared.graph, limit_bytes, solvers.get("keep_all"), limits, report)
     if closest is None and surplus_bytes > _LEAST_STEP * spread:  # another plan may well take less beyond its placement
         halved = dataclasses.replace(limits, seconds=limits.seconds / 2, seed=limits.seed + _ROUNDS)
         return solve_within(prepared, budget_bytes, solver, halved, report, surplus_bytes // 2)
@@ -336,8 +343,8 @@ def _cached(path: pathlib.Path) -> Profile:
 def _residents(model, traced: Traced, graph: Graph, batch_is_there: bool) -> Residents:
     def size(variables) -> int:
         return sum(variable.value.shape.num_elements() * variable.value.dtype.size for variable in variables)
-    weights = size(model.weights)
-    optimizer = size(model.optimizer.variables) if model.optimizer is not None else 0
+    weights = size(model.weights) if model is not None else 0
+    optimizer = size(model.optimizer.variables) if model is not None and model.optimizer is not None else 0
     others = max(0, graph.resident_bytes - traced.argument_bytes - weights - optimizer)
     gc.collect()
     held = measure.measured_memory()

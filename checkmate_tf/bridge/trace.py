@@ -82,8 +82,10 @@ def batch_specs(data: Any) -> Any:
     return tf.nest.map_structure(spec, data)
 
 
-def trace(function: Callable, specs: Any) -> Traced:
+def trace(function: Callable, specs: Any, autograph: bool = False) -> Traced:
     """Traces `function(data)` on these specs, runs Grappler on the result, and keeps both in one `Traced`.
+
+    autograph: whether Python's own branches and loops over tensors are to be translated, as `tf.function` does by itself
 
     Raises UnsupportedError when a spec has an unknown dimension.
     """
@@ -91,7 +93,7 @@ def trace(function: Callable, specs: Any) -> Traced:
         if leaf is not None and not leaf.shape.is_fully_defined():
             raise UnsupportedError("The shapes of a batch must be fully known, the batch dimension included, to plan its "
                                    f"memory. Received: {leaf}")
-    concrete = tf.function(function, autograph=False).get_concrete_function(specs)
+    concrete = tf.function(function, autograph=autograph).get_concrete_function(specs)
     graph = concrete.graph
     arguments = len(graph.inputs) - len(graph.internal_captures)
     placeholders = [tensor.op.name for tensor in graph.inputs]

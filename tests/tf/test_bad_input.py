@@ -228,13 +228,25 @@ class Raises:
         raise self.error
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("out of ideas"), MemoryError()], ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("out of ideas")], ids=lambda error: type(error).__name__)
 def test_whatever_ends_planning_goes_on_and_the_model_is_plain_again(error, batch):
     model = _sgd()
     checkmate_tf.compile(model, "1GB", solver=Raises(error), **QUIET)
     with pytest.raises(type(error)):
         model.fit(*batch, verbose=0)
     assert_plain(model, batch)
+
+
+def test_a_solver_that_runs_out_of_memory_is_an_error_only_where_not_everything_fits(batch):
+    model = _sgd()
+    checkmate_tf.compile(model, "1GB", solver=Raises(MemoryError()), **QUIET)
+    model.fit(*batch, verbose=0)
+    assert recomputations(model) == 0
+    other = _sgd()
+    checkmate_tf.compile(other, tight_budget(other, *batch), solver=Raises(MemoryError()), **QUIET)
+    with pytest.raises(checkmate_tf.InfeasibleBudgetError, match="none was found"):
+        other.fit(*batch, verbose=0)
+    assert_plain(other, batch)
 
 
 def test_an_interrupt_while_another_shape_is_planned_leaves_the_budget_in_force(batch):
