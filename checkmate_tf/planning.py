@@ -43,6 +43,7 @@ from checkmate_tf.solvers import Limits, Solution, Solver, Status, ignore_progre
 
 DEVICE_MARGIN = 0.1
 _ALLOWANCE = 0.05               # of what is not resident, left to the allocator in the first round
+_RESERVE = 0.01                 # of what is not resident, left to what else comes and goes, if there is a plan that leaves it
 _LEAST_STEP = 0.005             # of what is not resident, by which a target changes from round to round
 _ROUNDS = 8
 _ROUND_SHARE = 0.4              # of the time that is left, in each but the last
@@ -166,16 +167,18 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
 
     Each round solves for a target below that and places the plans that were the best at some time, the cheapest first.
     Where all take more, the order of the one that comes closest is repaired for a while; then the next target is as much
-    lower as it still takes more. Where there is no plan, it is higher. The time limit is for all rounds. If none of the
-    plans found fits when placed, the one that comes closest is the answer, and a measurement decides. Raises
+    lower as it still takes more. Where there is no plan, it is higher. The time limit is for all rounds. A plan fits if it
+    leaves a small reserve to what else comes and goes while a step runs. If none of the plans found fits when placed, the one
+    that comes closest is the answer, and a measurement decides. Raises
     InfeasibleBudgetError without any plan.
     """
     limit_bytes = budget_bytes - surplus_bytes
     spread = max(0, limit_bytes - prepared.residents.total)
     if place_keep_all(prepared, limit_bytes) <= limit_bytes:
-        target_bytes = limit_bytes
+        target_bytes = wanted_bytes = limit_bytes
     else:
         target_bytes = limit_bytes - int(_ALLOWANCE * spread)
+        wanted_bytes = limit_bytes - int(_RESERVE * spread)
     too_low_bytes, closest = 0, None
     deadline = time.monotonic() + limits.seconds
     for number in range(_ROUNDS):
@@ -189,13 +192,13 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
             if target_bytes >= limit_bytes:
                 break
         else:
-            found = _repaired(prepared, _best_placed(prepared, solution, orders, limit_bytes), limit_bytes,
+            found = _repaired(prepared, _best_placed(prepared, solution, orders, wanted_bytes), wanted_bytes,
                               min(_REPAIR_SHARE * limits.seconds, max(0.0, deadline - time.monotonic())), shared.seed)
             if closest is None or found.placed_peak_bytes < closest.placed_peak_bytes:
                 closest = dataclasses.replace(found, budget_bytes=budget_bytes)
-            if closest.placed_peak_bytes <= limit_bytes:
+            if closest.placed_peak_bytes <= wanted_bytes:
                 return closest
-            over_bytes = found.placed_peak_bytes - limit_bytes
+            over_bytes = found.placed_peak_bytes - wanted_bytes
             target_bytes = min(target_bytes, found.peak_bytes) - max(over_bytes, int(_LEAST_STEP * spread))
         if target_bytes <= too_low_bytes:  # somewhere between what failed and what was found, with another seed
             highest_bytes = limit_bytes if closest is None else closest.peak_bytes
