@@ -49,9 +49,10 @@ def _tight(step) -> int:
 
 def test_a_custom_loop_trains_the_same_and_recomputes():
     (step, variables), (reference, expected) = _loop(), _loop()
-    planned = checkmate_tf.rematerialize(step, _tight(step), *SPECS, **QUICK)
+    # Priced by measuring: a named profile knows no scratch, so that the first plans may be replaced.
+    planned = checkmate_tf.rematerialize(step, _tight(step), *SPECS, solver="greedy", verbose=0)
     assert sum(planned.solution.timeline.runs) > len(planned.solution.timeline.runs)
-    for _ in range(4):
+    for _ in range(6):
         outputs, wanted = planned(*_batch()), reference(*_batch())
         assert int(outputs["steps"]) == int(wanted["steps"])
         np.testing.assert_allclose(outputs["loss"], wanted["loss"], rtol=1e-6)
