@@ -16,10 +16,15 @@ def batch():
     return digits(16)
 
 
+def _between(needs, share: float) -> int:
+    """Bytes so far on the way from the floor to the peak of keeping everything, whatever else the process holds."""
+    return int(needs.floor_bytes + share * (needs.keep_all_peak_bytes - needs.floor_bytes))
+
+
 def test_a_row_for_each_solver_and_budget(batch):
     model = conv_net(optimizer="sgd")
     needs = checkmate_tf.estimate(model, *batch, profile="cpu", verbose=0)
-    frame = checkmate_tf.tradeoff(model, *batch, budgets=["1MB", 0.8, needs.keep_all_peak_bytes + 1000000, 1000],
+    frame = checkmate_tf.tradeoff(model, *batch, budgets=["1MB", _between(needs, 0.8), needs.keep_all_peak_bytes + 1000000, 1000],
                                   solvers=("greedy", "chen_greedy"), **QUICK)
     assert list(frame["solver"]) == 4 * ["greedy"] + 4 * ["chen_greedy"]
     greedy = frame[frame["solver"] == "greedy"].set_index("budget_bytes")
@@ -40,7 +45,8 @@ def test_specs_do_and_default_budgets_reach_from_the_floor_to_keeping_everything
 
 
 def test_a_second_call_takes_the_rows_of_the_first(batch, tmp_path):
-    options = {**QUICK, "cache": tmp_path, "budgets": [0.7], "solvers": ("greedy",)}
+    needs = checkmate_tf.estimate(conv_net(optimizer="sgd"), *batch, profile="cpu", verbose=0)
+    options = {**QUICK, "cache": tmp_path, "budgets": [_between(needs, 0.7)], "solvers": ("greedy",)}
     first = checkmate_tf.tradeoff(conv_net(optimizer="sgd"), *batch, **options)
     count = len(list(tmp_path.glob("*.json")))
     assert count == 1 and first["status"].iloc[0] == "feasible"
