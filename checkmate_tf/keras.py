@@ -12,6 +12,7 @@ If anything goes wrong before a planned step has run within its budget, the mode
 error goes on.
 """
 
+import abc
 import contextlib
 import dataclasses
 import functools
@@ -69,7 +70,7 @@ class _Step:
     watched: bool = True
 
 
-class PlannedSteps:
+class PlannedSteps(abc.ABC):
     """A step that is planned for each set of batch shapes it is called with, and what was measured.
 
     solution: the plan for the largest batch so far, None before there is one
@@ -90,9 +91,9 @@ class PlannedSteps:
         """Prints the plan: budget, residents, peaks, what is recomputed, and how good the plan is."""
         Narrator(1).show(self._table())
 
+    @abc.abstractmethod
     def _prepared(self, data: Any, narrate: Callable[[str], None]) -> Prepared:
         """The step for this batch, ready to be planned."""
-        raise NotImplementedError
 
     def _undo(self) -> None:
         """What is to happen when no step can be run within the budget."""

@@ -207,7 +207,8 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
         if time.monotonic() >= deadline:
             break
     if closest is None and place_keep_all(prepared, limit_bytes) <= limit_bytes:     # where a solver gave up for another reason
-        return solvers.solve(prepared.graph, limit_bytes, solvers.get("keep_all"), limits, report)
+        kept = solvers.solve(prepared.graph, limit_bytes, solvers.get("keep_all"), limits, report)
+        return dataclasses.replace(_best_placed(prepared, kept, (), limit_bytes), budget_bytes=budget_bytes)
     if closest is None and surplus_bytes > _LEAST_STEP * spread:  # another plan may well take less beyond its placement
         halved = dataclasses.replace(limits, seconds=limits.seconds / 2, seed=limits.seed + _ROUNDS)
         return solve_within(prepared, budget_bytes, solver, halved, report, surplus_bytes // 2)

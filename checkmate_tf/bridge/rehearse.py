@@ -27,10 +27,9 @@ from checkmate_tf.bridge.measure import measured_memory, reset_peak
 from checkmate_tf.bridge.price import tensor_bytes
 from checkmate_tf.bridge.trace import Traced
 from checkmate_tf.ir.graph import Graph
-from checkmate_tf.ir.placement import GRANULE_BYTES, Layout, OutOfMemory, Requests, joined, place
+from checkmate_tf.ir.placement import GRANULE_BYTES, ROUNDS, Layout, OutOfMemory, Requests, joined, place
 from checkmate_tf.ir.plan import Plan, plan_from_order
 
-_ROUNDS = 2                     # a second step finds what the first one has left
 _LEARNED_SHARE = 0.002          # of the peak: where the paper is off by more, the stretches are looked up
 _LEAST_STRETCH_BYTES = 1 << 20
 _ROOMS = 4
@@ -98,7 +97,7 @@ class Device:
         requests = Requests(self._graph, plan)
         held_bytes = self._begin()
         reset_peak()
-        for _ in range(_ROUNDS):
+        for _ in range(ROUNDS):
             requests.play(self._allocate, self._release)
         return measured_memory()[1] - held_bytes
 
@@ -108,9 +107,7 @@ class Device:
         found, held = list(known), []
 
         def allocate(size: int) -> tf.Tensor:
-            held_bytes = measured_memory()[0]
-            tensor = self._allocate(size)
-            taken_bytes = measured_memory()[0] - held_bytes
+            tensor, taken_bytes = self._served(size)
             if taken_bytes > 0:         # small tensors may come from another allocator
                 found.append((_address(tensor), taken_bytes))
             return tensor
@@ -136,14 +133,13 @@ class Device:
         fences, others = [], []
         with contextlib.suppress(OutOfMemory):
             self._begin()
-            fence_bytes = next((tried for tried in _FENCES_BYTES if self._taken_bytes(tried) > 0), max(_FENCES_BYTES))
+            fence_bytes = next((tried for tried in _FENCES_BYTES if self._served(tried)[1] > 0), max(_FENCES_BYTES))
             for _ in range(_TRIES):
                 if len(fences) > _ROOMS:
                     break
-                held_bytes = measured_memory()[0]
-                room = self._allocate(size)
+                room, taken_bytes = self._served(size)
                 others.append(room)
-                if measured_memory()[0] - held_bytes != size:
+                if taken_bytes != size:
                     continue
                 for _ in range(_TRIES):
                     fence = self._allocate(fence_bytes)
@@ -153,12 +149,11 @@ class Device:
                     others.append(fence)
         return fences
 
-    def _taken_bytes(self, size: int) -> int:
+    def _served(self, size: int) -> tuple[tf.Tensor, int]:
+        """A tensor of so many bytes, and the bytes of the chunk that it was given."""
         held_bytes = measured_memory()[0]
         tensor = self._allocate(size)
-        taken_bytes = measured_memory()[0] - held_bytes
-        self._release(tensor)
-        return taken_bytes
+        return tensor, measured_memory()[0] - held_bytes
 
     def _begin(self) -> int:
         held_bytes, limit_bytes = measured_memory()[0], measure.memory_limit()
@@ -176,7 +171,7 @@ class Device:
             tensor = tf.raw_ops.Empty(shape=shape, dtype=tf.uint8)
         except tf.errors.ResourceExhaustedError as error:
             raise OutOfMemory from error
-        self._left_bytes -= size
+        self._left_bytes -= tensor.shape.num_elements()
         return tensor
 
     def _release(self, tensor: tf.Tensor) -> None:

@@ -29,7 +29,7 @@ GRANULE_BYTES = 256
 FIRST_REGION_BYTES = 2 << 20
 WORTH_SPLITTING_BYTES = 128 << 20
 UNLIMITED_BYTES = 1 << 46
-_ROUNDS = 2
+ROUNDS = 2                      # a second step finds what the first one has left
 Held = TypeVar("Held")
 
 
@@ -176,7 +176,7 @@ def place(graph: Graph, plan: Plan, layout: Layout = Layout(), limit_bytes: int 
     memory = layout.allocator(limit_bytes)
     memory.peak_bytes = resident_bytes = memory.held_bytes
     requests = Requests(graph, plan)
-    for _ in range(_ROUNDS):
+    for _ in range(ROUNDS):
         requests.play(memory.allocate, memory.release)
     return Placement(graph.resident_bytes + memory.peak_bytes - resident_bytes, memory.region_bytes)
 

@@ -82,3 +82,23 @@ def test_where_the_device_is_not_asked_the_layout_is_guessed():
 
 def test_stretches_that_touch_or_overlap_are_one():
     assert joined([(100, 50), (0, 10), (150, 10), (10, 5), (120, 5)]) == ((0, 15), (100, 60))
+
+
+def test_looking_again_finds_what_has_been_taken_since():
+    prepared, _ = _prepared()
+    places, graph = prepared.places, prepared.graph
+    keep = plan_from_order(graph, graph.order)
+    everything = 1 << 60
+    taken = [tf.raw_ops.Empty(shape=[size], dtype=tf.uint8) for _, size in Device(graph).stretches(keep) if size >= MIB]
+    places.look_again(keep)
+    on_paper = max(place(graph, keep, layout).peak_bytes for layout in places._layouts)
+    assert places.placed_bytes(keep, everything) == pytest.approx(on_paper, rel=0.002)
+    del taken
+
+
+def test_a_plan_leaves_a_reserve_where_it_can():
+    prepared, _ = _prepared()
+    spread = prepared.base.peak_bytes - prepared.residents.total
+    budget = prepared.residents.total + int(0.8 * spread)
+    solution = planning.solve_within(prepared, budget, get("auto"), Limits(seconds=6), ignore_progress)
+    assert solution.placed_peak_bytes <= budget - 0.01 * 0.8 * spread + 1
