@@ -10,11 +10,11 @@ import dataclasses
 
 import tensorflow as tf
 
-from checkmate_tf.bridge.extract import GRANULE_BYTES
 from checkmate_tf.bridge.rehearse import Places
 from checkmate_tf.bridge.trace import Traced
 from checkmate_tf.ir.graph import Value
 from checkmate_tf.ir.simulate import keep_all_timeline
+from checkmate_tf.ir.units import in_granules
 from checkmate_tf.ir.verify import verify_graph
 from checkmate_tf.planning import Prepared
 
@@ -88,7 +88,7 @@ class Lines:
         if value.bytes == 0:  # a read of a variable, or what has no size
             return dataclasses.replace(value, shape=shape)
         elements = tf.TensorShape(shape).num_elements()
-        size = -(-elements * tf.as_dtype(value.dtype).size // GRANULE_BYTES) * GRANULE_BYTES
+        size = in_granules(elements * tf.as_dtype(value.dtype).size)
         return dataclasses.replace(value, shape=shape, bytes=size)
 
     def _traced(self, batch_size: int) -> Traced:

@@ -31,11 +31,11 @@ from checkmate_tf.bridge import private
 from checkmate_tf.bridge.trace import Traced, is_control, tensor_name
 from checkmate_tf.ir.errors import UnsupportedError
 from checkmate_tf.ir.graph import Graph, Op, Value
+from checkmate_tf.ir.units import in_granules
 from checkmate_tf.ir.verify import verify_graph
 
 VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient", "Bitcast"})
 SOURCES = frozenset({"Const", "Placeholder"})
-GRANULE_BYTES = 256            # what TensorFlow's allocators round every allocation up to
 _READS = frozenset({"ReadVariableOp", "VariableShape", "ResourceGather", "ResourceGatherNd"})
 _UNSIZED = frozenset({tf.resource, tf.variant, tf.string})
 _WORKSPACE_READERS = {"MaxPoolGrad": "MaxPool", "MaxPool3DGrad": "MaxPool3D"}      # both: result of the pooling as input 1
@@ -147,10 +147,9 @@ def pooling_of(operation: tf.Operation) -> tf.Operation | None:
 
 
 def workspace_bytes(pooling: tf.Operation) -> int:
-    """The bytes of the workspace that this pooling leaves, in whole granules."""
+    """The bytes of the workspace that this pooling leaves."""
     window = math.prod(pooling.get_attr("ksize"))
-    size = pooling.outputs[0].shape.num_elements() * (1 if window <= _BYTE_ELEMENTS else 4)
-    return -(-size // GRANULE_BYTES) * GRANULE_BYTES
+    return pooling.outputs[0].shape.num_elements() * (1 if window <= _BYTE_ELEMENTS else 4)
 
 
 def _add_workspaces(traced: Traced, drafts: Mapping[str, _Draft]) -> None:
@@ -161,7 +160,7 @@ def _add_workspaces(traced: Traced, drafts: Mapping[str, _Draft]) -> None:
             continue
         size = workspace_bytes(pooling)
         if len(drafts[pooling.name].sizes) == len(pooling.outputs):
-            drafts[pooling.name].sizes.append((size, (size,), "uint8"))
+            drafts[pooling.name].sizes.append((in_granules(size), (size,), "uint8"))
         draft.inputs.append((pooling.name, len(pooling.outputs)))
 
 
@@ -180,7 +179,7 @@ def _size(tensor: tf.Tensor) -> tuple[int, tuple[int, ...], str]:
     shape = tuple(tensor.shape.as_list())
     if tensor.op.type == "ReadVariableOp":
         return 0, shape, dtype.name
-    return -(-tensor.shape.num_elements() * dtype.size // GRANULE_BYTES) * GRANULE_BYTES, shape, dtype.name
+    return in_granules(tensor.shape.num_elements() * dtype.size), shape, dtype.name
 
 
 def _once(operation: tf.Operation) -> str | None:

@@ -27,8 +27,9 @@ from checkmate_tf.bridge.measure import measured_memory, reset_peak
 from checkmate_tf.bridge.price import tensor_bytes
 from checkmate_tf.bridge.trace import Traced
 from checkmate_tf.ir.graph import Graph
-from checkmate_tf.ir.placement import GRANULE_BYTES, ROUNDS, Layout, OutOfMemory, Requests, joined, place
+from checkmate_tf.ir.placement import ROUNDS, Layout, OutOfMemory, Requests, joined, place
 from checkmate_tf.ir.plan import Plan, plan_from_order
+from checkmate_tf.ir.units import GRANULE_BYTES, in_granules
 
 _LEARNED_SHARE = 0.002          # of the peak: where the paper is off by more, the stretches are looked up
 _LEAST_STRETCH_BYTES = 1 << 20
@@ -53,7 +54,7 @@ class Places:
             return
         large = [tensor for tensor in batch if tensor_bytes(tensor) >= _LEAST_STRETCH_BYTES]
         self._batches = _batches_around(large, _variables(traced))
-        self._fences = [fence for tensor in large for fence in self._device.fences(_whole(tensor_bytes(tensor)))]
+        self._fences = [fence for tensor in large for fence in self._device.fences(in_granules(tensor_bytes(tensor)))]
         self._learn(plan_from_order(graph, graph.order))
 
     def placed_bytes(self, plan: Plan, limit_bytes: int) -> int:
@@ -89,7 +90,7 @@ class Device:
         self._graph = graph
         sizes = {value.bytes for value in graph.values} | {op.scratch_bytes for op in graph.ops}
         # Made beforehand: made in between, they would lie in the way.
-        self._shapes = {size: tf.constant([-(-size // GRANULE_BYTES), GRANULE_BYTES]) for size in sizes}
+        self._shapes = {size: _shape(size) for size in sizes}
         self._left_bytes = math.inf
 
     def peak_bytes(self, plan: Plan) -> int:
@@ -166,7 +167,7 @@ class Device:
             raise OutOfMemory
         shape = self._shapes.get(size)
         if shape is None:
-            shape = tf.constant([-(-size // GRANULE_BYTES), GRANULE_BYTES])
+            shape = _shape(size)
         try:
             tensor = tf.raw_ops.Empty(shape=shape, dtype=tf.uint8)
         except tf.errors.ResourceExhaustedError as error:
@@ -193,7 +194,7 @@ def _batches_around(batch: Sequence[tf.Tensor], variables: Sequence[tuple[int, i
     """(address, bytes) where parts of this batch and of those made ahead lie, if they lie one behind the other."""
     found = []
     for tensor in batch:
-        size = _whole(tensor_bytes(tensor))
+        size = in_granules(tensor_bytes(tensor))
         for step in (1, -1):
             address = _address(tensor)
             for _ in range(_ROOMS):
@@ -204,9 +205,9 @@ def _batches_around(batch: Sequence[tf.Tensor], variables: Sequence[tuple[int, i
     return found
 
 
-def _whole(size: int) -> int:
-    """In whole granules."""
-    return -(-size // GRANULE_BYTES) * GRANULE_BYTES
+def _shape(size: int) -> tf.Tensor:
+    """Of a tensor of bytes: two dimensions, since one would end at 2 GiB."""
+    return tf.constant([in_granules(size) // GRANULE_BYTES, GRANULE_BYTES])
 
 
 def _belongs(address: int, taken: Iterable[tuple[int, int]], now: Iterable[tuple[int, int]]) -> bool:

@@ -24,8 +24,8 @@ from typing import TypeVar
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.plan import Compute, Plan
 from checkmate_tf.ir.simulate import taken_over_by
+from checkmate_tf.ir.units import GRANULE_BYTES, in_granules
 
-GRANULE_BYTES = 256
 FIRST_REGION_BYTES = 2 << 20
 WORTH_SPLITTING_BYTES = 128 << 20
 UNLIMITED_BYTES = 1 << 46
@@ -70,7 +70,7 @@ class Allocator:
 
     def allocate(self, size: int) -> int:
         """The address of a chunk of at least this size. Raises OutOfMemory under a limit."""
-        size = max(1, -(-size // GRANULE_BYTES)) * GRANULE_BYTES
+        size = max(GRANULE_BYTES, in_granules(size))
         place = bisect.bisect_left(self._free, (size, -1))
         if place == len(self._free):
             self._extend(size)

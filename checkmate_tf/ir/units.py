@@ -1,10 +1,11 @@
-"""Bytes for people: "2GB" is 2e9, "2GiB" is 2**30 times two, and back again."""
+"""Bytes for people: "2GB" is 2e9, "2GiB" is 2**30 times two, and back again; and bytes as allocators count them."""
 
 import math
 import re
 
 from checkmate_tf.ir.errors import BudgetError
 
+GRANULE_BYTES = 256
 _UNITS = {"B": 1}
 _UNITS |= {prefix + "B": 1000 ** power for power, prefix in enumerate("KMGT", start=1)}
 _UNITS |= {prefix + "iB": 1024 ** power for power, prefix in enumerate("KMGT", start=1)}
@@ -39,3 +40,8 @@ def format_bytes(count: int | float) -> str:
             return f"{size:.{max(digits, 0)}f} {unit}"
         size /= 1000
     return f"{size:.2f} TB"
+
+
+def in_granules(size: int) -> int:
+    """The bytes that an allocation of this size takes at least: whole granules, to which TensorFlow's allocators round up."""
+    return -(-size // GRANULE_BYTES) * GRANULE_BYTES

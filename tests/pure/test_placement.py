@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkmate_tf.ir.graph import GraphBuilder
-from checkmate_tf.ir.placement import GRANULE_BYTES, Allocator, Layout, OutOfMemory, place, smallest_limit
+from checkmate_tf.ir.placement import Allocator, Layout, OutOfMemory, place, smallest_limit
 from checkmate_tf.ir.plan import plan_from_order
 from checkmate_tf.ir.simulate import simulate
+from checkmate_tf.ir.units import GRANULE_BYTES
 from tests import strategies
 
 MIB = 1 << 20

@@ -13,7 +13,7 @@ from checkmate_tf.ir.errors import BudgetError, InfeasibleBudgetError, Unsupport
 from checkmate_tf.ir.graph import GraphBuilder
 from checkmate_tf.lines import Lines
 from checkmate_tf.solvers import Limits, get
-from networks import conv_net, digits
+from networks import conv_net, digits, layers
 
 QUICK = {"profile": "cpu", "time_limit": 1, "solver": "greedy", "verbose": 0}
 
@@ -28,8 +28,17 @@ def prepare(model, batch_size: int):
     return planning.prepare(model, specs, "cpu", lambda text: None, batch_is_there=False)
 
 
-def test_a_step_between_two_traced_ones_is_the_step_that_would_be_traced():
-    model = small_net(dropout=0.2)
+def pooled_net() -> keras.Model:
+    """Its pooling leaves a workspace that is no whole number of granules."""
+    model = keras.Sequential([layers.Input((16, 16, 3)), layers.Conv2D(5, 3, padding="same"), layers.MaxPooling2D(3),
+                              layers.Flatten(), layers.Dense(10)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+@pytest.mark.parametrize("make", [lambda: small_net(dropout=0.2), pooled_net], ids=["dropout", "pooling"])
+def test_a_step_between_two_traced_ones_is_the_step_that_would_be_traced(make):
+    model = make()
     lines = Lines.through((8, 16), (prepare(model, 8), prepare(model, 16)))
     for batch_size in (3, 8, 37):
         drawn, traced = lines.at(batch_size), prepare(model, batch_size)
