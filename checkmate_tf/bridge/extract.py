@@ -142,14 +142,16 @@ def pooling_of(operation: tf.Operation) -> tf.Operation | None:
     if kind is None:
         return None
     result = operation.inputs[POOLED_RESULT]
+    return result.op if result.op.type == kind and result.value_index == 0 and workspace_bytes(result.op) else None
+
+
+def workspace_bytes(operation: tf.Operation) -> int:
+    """The bytes of the workspace that an op leaves if it is a pooling, else 0."""
     on_cpu = not tf.config.list_logical_devices("GPU")
-    return result.op if result.op.type == kind and result.value_index == 0 and on_cpu and private.uses_onednn() else None
-
-
-def workspace_bytes(pooling: tf.Operation) -> int:
-    """The bytes of the workspace that this pooling leaves."""
-    window = math.prod(pooling.get_attr("ksize"))
-    return pooling.outputs[0].shape.num_elements() * (1 if window <= _BYTE_ELEMENTS else 4)
+    if operation.type not in _WORKSPACE_READERS.values() or not on_cpu or not private.uses_onednn():
+        return 0
+    window = math.prod(operation.get_attr("ksize"))
+    return operation.outputs[0].shape.num_elements() * (1 if window <= _BYTE_ELEMENTS else 4)
 
 
 def _add_workspaces(traced: Traced, drafts: Mapping[str, _Draft]) -> None:

@@ -23,6 +23,7 @@ from checkmate_tf.bridge.extract import POOLED_RESULT, pooling_of, workspace_byt
 from checkmate_tf.bridge.price import flops, moved_bytes, op_key, static_value, tensor_bytes
 from checkmate_tf.bridge.trace import GraphDef, Traced, import_function
 from checkmate_tf.ir.graph import Graph
+from checkmate_tf.ir.units import in_granules
 from checkmate_tf.profiles import OpCost, OpKey, Profile
 
 SMALL_BYTES = 1 << 19
@@ -125,7 +126,7 @@ def _measure_one(traced: Traced, operation: tf.Operation) -> OpCost:
     if used_bytes > 0:
         empty = _allocate(operation)
         empty()
-        scratch_bytes = max(0, used_bytes - _peak_bytes(empty))
+        scratch_bytes = max(0, used_bytes - _peak_bytes(empty)) + in_granules(workspace_bytes(operation))
         reuses = tuple(position for position in _reusable(operation)
                        if _is_reused(traced, operation, position))
     copies = int(min(_MOST_COPIES, _CHAIN_SECONDS / max(seconds, 1e-6)))
@@ -178,14 +179,18 @@ def _peak_bytes(run: Callable[[], object]) -> int:
 
 
 def _allocate(operation: tf.Operation) -> Callable[[], object]:
-    """A function that allocates the op's outputs, and what a pooling before it leaves, and computes nothing."""
-    pooling = pooling_of(operation)
-    tensors = [*(pooling.outputs if pooling is not None else ()), *operation.outputs]
+    """A function that allocates, one after the other, what a pooling before the op leaves, the op's outputs, and what it
+    leaves as a pooling; it computes nothing."""
+    specs = []
+    for made in filter(None, (pooling_of(operation), operation)):
+        specs += [(tensor.shape.as_list(), tensor.dtype) for tensor in made.outputs]
+        specs += [([workspace_bytes(made)], tf.uint8)] if workspace_bytes(made) else []
 
     def body():
-        outputs = [tf.raw_ops.Empty(shape=tensor.shape.as_list(), dtype=tensor.dtype) for tensor in tensors]
-        if pooling is not None:
-            outputs.append(tf.raw_ops.Empty(shape=[workspace_bytes(pooling)], dtype=tf.uint8))
+        outputs = []
+        for shape, dtype in specs:
+            with tf.control_dependencies(outputs[-1:]):
+                outputs.append(tf.raw_ops.Empty(shape=shape, dtype=dtype))
         with tf.control_dependencies(outputs):
             held = [tf.stop_gradient(tensor) for tensor in outputs]
         with tf.control_dependencies(held):
