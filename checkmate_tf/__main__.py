@@ -5,6 +5,7 @@
     checkmate-tf plan MODEL.keras --batch-size 64 --budget 2GB --output plan.json --plot plan.png
     checkmate-tf tradeoff MODEL.keras --batch-size 64 --solvers auto greedy --plot tradeoff.png
     checkmate-tf benchmark ResNet50 --shares 0.8 0.6 0.5
+    checkmate-tf fidelity ResNet50 --limit
 """
 
 import argparse
@@ -44,6 +45,14 @@ def _parser() -> argparse.ArgumentParser:
                            help="budgets, as shares of the way from resident bytes to the keep-everything peak")
     benchmark.add_argument("--json", action="store_true", help="a JSON line a row instead of a table")
     benchmark.set_defaults(run=_benchmark)
+    fidelity = commands.add_parser("fidelity", help="hold planned peaks and times against what steps take on this machine")
+    fidelity.add_argument("models", nargs="*", help="names of built-in models; all of them by default")
+    fidelity.add_argument("--shares", nargs="*", type=float, default=[0.6, 0.4],
+                          help="budgets, as shares of the way from resident bytes to the keep-everything peak")
+    fidelity.add_argument("--time-limit", type=float, default=10.0, help="seconds for each plan")
+    fidelity.add_argument("--limit", action="store_true", help="train 20 steps under each budget as a hard limit, too")
+    fidelity.add_argument("--json", action="store_true", help="a JSON line a row instead of a table")
+    fidelity.set_defaults(run=_fidelity)
     for name, help_text, run in (("estimate", "what a training step of a saved model needs", _estimate),
                                  ("plan", "a plan for a saved model within a budget", _plan),
                                  ("tradeoff", "what less memory costs a saved model, for several solvers and budgets", _tradeoff)):
@@ -80,6 +89,11 @@ def _demo(parsed) -> int:
 def _benchmark(parsed) -> int:
     from checkmate_tf import benchmark
     return benchmark.run(parsed.models, parsed.shares, as_json=parsed.json)
+
+
+def _fidelity(parsed) -> int:
+    from checkmate_tf import fidelity
+    return fidelity.run(parsed.models, parsed.shares, parsed.time_limit, parsed.limit, as_json=parsed.json)
 
 
 def _estimate(parsed) -> int:

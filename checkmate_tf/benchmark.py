@@ -91,12 +91,12 @@ def measure(name: str, shares: Sequence[float]) -> None:
     steps |= {share: emit(traced, graph, plan) for share, plan in plans.items()}
     equal = _equal_after_steps(traced, steps, batch)
     model.make_train_function(force=True)
-    ratios = _ratios({"plain": lambda: model.train_function(iter([batch])), **{
+    measured = ratios({"plain": lambda: model.train_function(iter([batch])), **{
         share: lambda step=step: step(batch) for share, step in steps.items()}})
     for row in rows:
-        row |= {"resident": needs.resident_bytes, "keep_all_peak": needs.keep_all_peak_bytes, "keep_ratio": ratios["keep"]}
+        row |= {"resident": needs.resident_bytes, "keep_all_peak": needs.keep_all_peak_bytes, "keep_ratio": measured["keep"]}
         if row["share"] in plans:
-            row |= {"ratio": ratios[row["share"]], "equal": equal[row["share"]]}
+            row |= {"ratio": measured[row["share"]], "equal": equal[row["share"]]}
         print(json.dumps(row), flush=True)
 
 
@@ -135,7 +135,7 @@ def _equal_after_steps(traced, steps: dict, batch) -> dict:
             for share, end in ends.items()}
 
 
-def _ratios(runs: dict[object, Callable]) -> dict:
+def ratios(runs: dict[object, Callable]) -> dict:
     """The median over rounds of each run's time over that of "plain", all of them in turn in every round."""
     seconds: dict[object, list[float]] = {name: [] for name in runs}
     for name, function in runs.items():

@@ -151,10 +151,10 @@ class PlannedSteps(abc.ABC):
             prepared, planning.budget_in_bytes(budget, prepared.base), narrator, self._limits)
 
     def _solve(self, prepared: Prepared, budget_bytes: int, narrator: Narrator, limits: Limits,
-               surplus_bytes: int = 0) -> Solution:
+               surplus_bytes: int = 0, before: Solution | None = None) -> Solution:
         narrator.stage("solving")
         return planning.solve_within(prepared, budget_bytes, planning.get_solver(self.settings.solver), limits,
-                                     functools.partial(narrator.solving, prepared.base.seconds), surplus_bytes)
+                                     functools.partial(narrator.solving, prepared.base.seconds), surplus_bytes, before)
 
     def _same_plan(self, prepared: Prepared) -> Solution | None:
         """The plan of an earlier shape, where this graph has the same ops and the plan fits its budget.
@@ -246,7 +246,7 @@ class PlannedSteps(abc.ABC):
                     raise planning.infeasible(step.prepared, old.budget_bytes, planning.get_solver(self.settings.solver),
                                               self._limits, step.surplus_bytes)
                 limits = dataclasses.replace(self._limits, seconds=_REPLAN_SHARE * self.settings.time_limit)
-                step.solution = self._solve(step.prepared, old.budget_bytes, narrator, limits, step.surplus_bytes)
+                step.solution = self._solve(step.prepared, old.budget_bytes, narrator, limits, step.surplus_bytes, old)
             except InfeasibleBudgetError as error:
                 if not step.settled:
                     raise

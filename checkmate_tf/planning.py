@@ -162,8 +162,10 @@ def budget_in_bytes(budget: Any, base: Timeline) -> int:
 
 
 def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: Limits, report,
-                 surplus_bytes: int = 0) -> Solution:
+                 surplus_bytes: int = 0, before: Solution | None = None) -> Solution:
     """A plan whose peak, as its values come to lie, stays under the budget less what was measured beyond that before.
+
+    A solution from before, made when memory was free elsewhere, is repaired first, if that is all it needs.
 
     Each round solves for a target below that and places the plans that were the best at some time, the cheapest first.
     Where all take more, the order of the one that comes closest is repaired for a while; then the next target is as much
@@ -181,6 +183,11 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
         wanted_bytes = limit_bytes - int(_RESERVE * spread)
     too_low_bytes, closest = 0, None
     deadline = time.monotonic() + limits.seconds
+    if before is not None and before.peak_bytes <= wanted_bytes:
+        placed = _best_placed(prepared, before, (), wanted_bytes)
+        closest = _repaired(prepared, placed, wanted_bytes, _REPAIR_SHARE * limits.seconds, limits.seed)
+        if closest.placed_peak_bytes <= wanted_bytes:
+            return closest
     for number in range(_ROUNDS):
         left = max(0.0, deadline - time.monotonic())
         seconds = left if number == _ROUNDS - 1 else _ROUND_SHARE * left

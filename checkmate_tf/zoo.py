@@ -2,7 +2,7 @@
 Checkmate's evaluation at their full sizes, which are planned and not trained here.
 
 Pictures are crops of the sample photograph that comes with Matplotlib. Classifiers learn from which part of the
-photograph a crop is; the U-Net learns to remove noise from it.
+photograph a crop is; the U-Net learns to remove noise from it. Texts are passages of Python's own documentation.
 """
 
 import dataclasses
@@ -117,6 +117,71 @@ def vit_base(size: int = 224) -> keras.Model:
     return keras.Model(backbone.inputs, keras.layers.Dense(1000)(backbone.output[:, 0]), name="vit_base")
 
 
+def unet_3d(size: int = 32, levels: int = 2, width: int = 16) -> keras.Model:
+    """A U-Net on volumes of one channel, with batch normalization."""
+    layers = keras.layers
+
+    def block(value, channels):
+        value = layers.Conv3D(channels, 3, padding="same", use_bias=False)(value)
+        return layers.ReLU()(layers.BatchNormalization()(value))
+
+    inputs = value = layers.Input((size, size, size, 1))
+    skips = []
+    for level in range(levels):
+        skips.append(block(value, width << level))
+        value = layers.MaxPooling3D()(skips[-1])
+    value = block(value, width << levels)
+    for level in reversed(range(levels)):
+        value = layers.Conv3DTranspose(width << level, 2, strides=2)(value)
+        value = block(layers.Concatenate()([skips[level], value]), width << level)
+    return keras.Model(inputs, layers.Conv3D(1, 1)(value), name="unet_3d")
+
+
+def transformer(vocabulary: int, causal: bool, length: int = 128, depth: int = 4, width: int = 256, heads: int = 4) -> keras.Model:
+    """Scores of each token of a text of this length: a small GPT-2 if causal, else a small BERT with its masked-token head."""
+    layers = keras.layers
+    inputs = layers.Input((length,), dtype="int32")
+    value = _transformed(Positions()(layers.Embedding(vocabulary, width)(inputs)), depth, width, heads, causal)
+    return keras.Model(inputs, layers.Dense(vocabulary)(value), name="gpt2" if causal else "bert")
+
+
+def vit(size: int = 64, patch: int = 8, depth: int = 4, width: int = 192, heads: int = 3) -> keras.Model:
+    """A small vision transformer with a head of ten classes."""
+    layers = keras.layers
+    inputs = layers.Input((size, size, 3))
+    value = layers.Reshape((-1, width))(layers.Conv2D(width, patch, strides=patch)(inputs))
+    value = _transformed(Positions()(value), depth, width, heads, causal=False)
+    value = layers.GlobalAveragePooling1D()(value)
+    return keras.Model(inputs, layers.Dense(CLASSES, activation="softmax")(value), name="vit")
+
+
+def lstm(steps: int = 64, features: int = 32, width: int = 128) -> keras.Model:
+    """Two LSTMs, one on the other, and a head of ten classes."""
+    layers = keras.layers
+    inputs = layers.Input((steps, features))
+    value = layers.LSTM(width)(layers.LSTM(width, return_sequences=True)(inputs))
+    return keras.Model(inputs, layers.Dense(CLASSES, activation="softmax")(value), name="lstm")
+
+
+class Positions(keras.layers.Layer):
+    """Adds a learned vector to each position of [batch, length, width]."""
+
+    def build(self, shape):
+        self.vectors = self.add_weight(shape=shape[1:], initializer="random_normal", name="vectors")
+
+    def call(self, value):
+        return value + self.vectors
+
+
+def passages(count: int, length: int, vocabulary: int) -> np.ndarray:
+    """Texts as tokens, int32 [count, length] below `vocabulary`: pairs of letters of Python's own documentation."""
+    import pydoc_data.topics
+    text = np.frombuffer("".join(pydoc_data.topics.topics.values()).encode("ascii", "ignore"), np.uint8).astype(np.int64)
+    tokens = ((text[:-1] * 256 + text[1:]) % vocabulary).astype(np.int32)
+    starts = np.random.default_rng(0).integers(0, len(tokens) - length, count)
+    return np.stack([tokens[start:start + length] for start in starts])
+
+
 def photo_crops(count: int, size: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Crops of a photograph as float32 in [0, 1] [count, size, size, 3], and from which of ten bands each is, int
     [count]."""
@@ -154,6 +219,16 @@ def _denoiser() -> Workload:
 
 WORKLOADS = {workload.name: workload for workload in (
     _classifier("VGG16"), _classifier("ResNet50"), _classifier("MobileNetV2"), _classifier("DenseNet121"), _denoiser())}
+
+
+def _transformed(value, depth: int, width: int, heads: int, causal: bool):
+    layers = keras.layers
+    for _ in range(depth):
+        normed = layers.LayerNormalization()(value)
+        value = layers.Add()([value, layers.MultiHeadAttention(heads, width // heads)(normed, normed, use_causal_mask=causal)])
+        inner = layers.Dense(4 * width, activation="gelu")(layers.LayerNormalization()(value))
+        value = layers.Add()([value, layers.Dropout(0.1)(layers.Dense(width)(inner))])
+    return layers.LayerNormalization()(value)
 
 
 def _keras_hub():

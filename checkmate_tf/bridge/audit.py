@@ -46,7 +46,8 @@ def executed_runs(emitted: Emitted, function_graphs: Iterable) -> dict[str, int]
 
 
 def _waits_for(nodes: dict[str, list[str]], name: str, before: str) -> bool:
-    return any(other == before or (other.startswith(FREE) and before in nodes.get(other, ())) for other in nodes[name])
+    """Directly, or through frees."""
+    return any(other == before or (other.startswith(FREE) and _waits_for(nodes, other, before)) for other in nodes.get(name, ()))
 
 
 def _own_name(name: str) -> str:

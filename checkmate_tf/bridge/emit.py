@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate_tf.bridge import private
-from checkmate_tf.bridge.extract import VIEWS
+from checkmate_tf.bridge.extract import Roots
 from checkmate_tf.bridge.trace import GraphDef, Traced, flatten_batch, import_function, is_control, tensor_name
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.plan import Compute, Plan
@@ -56,7 +56,8 @@ def emit(traced: Traced, graph: Graph, plan: Plan) -> Emitted:
         if isinstance(step, Compute):
             writer.compute(graph.ops[step.op].name)
         elif graph.values[step.value].bytes >= FREED_BYTES:
-            writer.free()
+            value = graph.values[step.value]
+            writer.free(graph.ops[value.producer].name, value.port)
     results = [writer.latest(name) for name in traced.results]
     function = import_function(writer.graph_def, traced.arguments, traced.captures, results, writer.chain_end)
     return Emitted(function, tuple(writer.nodes), traced.pack, private.config_without_optimizers())
@@ -69,6 +70,8 @@ class _Writer:
         self.graph_def = GraphDef(library=traced.graph_def.library, versions=traced.graph_def.versions)
         self.nodes: list[str] = []
         self._templates = {node.name: node for node in traced.graph_def.node}
+        self._roots = Roots(traced)
+        self._operations = traced.function.graph
         self._runs: dict[str, int] = {}
         self._views: dict[str, dict[tuple[str, ...], str]] = {}
         self._sources: set[str] = set()
@@ -88,9 +91,17 @@ class _Writer:
         self._append(template, _run_name(name, run), inputs, chained=True)
         self.nodes.append(_run_name(name, run))
 
-    def free(self) -> None:
-        """What is computed next waits until everything so far has run."""
-        if self._chain is not None and not self._chain.startswith(FREE):
+    def free(self, name: str, port: int) -> None:
+        """What is computed next waits until everything so far has run.
+
+        A value that is read in pieces is held until then: else the last piece would be written into, and keep all of it.
+        """
+        if self._roots.is_cut(name, port):
+            held = f"{_run_name(name, self._runs[name])}:{port}"
+            node = self.graph_def.node.add(name=f"{FREE}{len(self.nodes)}_{port}_of_{name}", op="Identity", input=[held, "^" + self._chain])
+            node.attr["T"].type = self._operations.get_operation_by_name(name).outputs[port].dtype.as_datatype_enum
+            self._chain = node.name
+        elif self._chain is not None and not self._chain.startswith(FREE):
             node = self.graph_def.node.add(name=f"{FREE}{len(self.nodes)}", op="NoOp", input=["^" + self._chain])
             self._chain = node.name
 
@@ -102,7 +113,7 @@ class _Writer:
             return tensor
         if name in self._runs:
             return f"{_run_name(name, self._runs[name])}:{port}"
-        if template.op not in VIEWS:
+        if not self._roots.is_view(name):
             self._source(template)
             return f"{name}:{port}"
         inputs = [self.latest(other) for other in template.input if not is_control(other)]

@@ -3,8 +3,8 @@
 Four sorts of nodes:
 
 - *sources*: constants and arguments. Always there; their bytes are resident.
-- *views*: Reshape, Identity and the like own no bytes. They are folded: who reads a view reads the value under it,
-  and emission copies the view with its reader.
+- *views* own no bytes (`views`). They are folded: who reads a view reads the value under it, and emission copies the
+  view with its reader.
 - *relays*: NoOps only carry control edges, which are followed through them (and through sources and views).
 - *ops*: everything else, reads of variables included. A read makes a value of no bytes (it aliases the
   variable) and runs once.
@@ -29,12 +29,12 @@ import tensorflow as tf
 
 from checkmate_tf.bridge import private
 from checkmate_tf.bridge.trace import Traced, is_control, tensor_name
+from checkmate_tf.bridge.views import PIECES, is_view
 from checkmate_tf.ir.errors import UnsupportedError
 from checkmate_tf.ir.graph import Graph, Op, Value
 from checkmate_tf.ir.units import in_granules
 from checkmate_tf.ir.verify import verify_graph
 
-VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient", "Bitcast"})
 SOURCES = frozenset({"Const", "Placeholder"})
 _READS = frozenset({"ReadVariableOp", "VariableShape", "ResourceGather", "ResourceGatherNd"})
 _UNSIZED = frozenset({tf.resource, tf.variant, tf.string})
@@ -92,12 +92,25 @@ class Roots:
 
     def __init__(self, traced: Traced):
         self._nodes = {node.name: node for node in traced.graph_def.node}
+        self._views = {name for name in self._nodes if is_view(traced.function.graph.get_operation_by_name(name))}
+        self._cut: set[tuple[str, int]] | None = None
         self._known: dict[str, tuple[tuple[str, int], ...]] = {}
+
+    def is_view(self, name: str) -> bool:
+        """Whether the node owns no bytes, as its outputs lie in its input's memory."""
+        return name in self._views
+
+    def is_cut(self, name: str, port: int) -> bool:
+        """Whether this value of an op is read in pieces."""
+        if self._cut is None:
+            self._cut = {root for view in self._views if self._nodes[view].op in PIECES
+                         for tensor in self._nodes[view].input if not is_control(tensor) for root in self.of(tensor)}
+        return (name, port) in self._cut
 
     def is_op(self, name: str) -> bool:
         """Whether the node computes something: neither a source, nor a view, nor a relay."""
         node = self._nodes.get(name)
-        return node is not None and node.op not in VIEWS and node.op not in SOURCES and node.op != "NoOp"
+        return node is not None and name not in self._views and node.op not in SOURCES and node.op != "NoOp"
 
     def of(self, tensor: str) -> tuple[tuple[str, int], ...]:
         """(op name, port) of each value that must be there to have this tensor: none for a source."""

@@ -1,0 +1,204 @@
+"""`checkmate-tf fidelity`: whether steps take the memory and the time that was planned, model by model.
+
+For each workload, in a process of its own under TensorFlow's best-fit allocator: plain Keras's peak; then, with everything kept
+and at each share of the way from resident bytes to the keep-everything peak, the planned peak in whole chunks beside the
+allocator's over three steps, and the planned time beside the step's, as ratios to keeping everything, interleaved.
+With a limit, each budget is also put on a process as the hard limit of its memory, in which `fit` runs twenty steps.
+"""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+from rich.console import Console
+from rich.table import Table
+
+import checkmate_tf
+from checkmate_tf import planning, solvers, zoo
+from checkmate_tf.benchmark import ratios
+from checkmate_tf.bridge import measure as device
+from checkmate_tf.bridge.emit import emit
+from checkmate_tf.ir.errors import CheckmateError, UnsupportedError
+from checkmate_tf.ir.plan import plan_from_order
+from checkmate_tf.ir.units import format_bytes
+from checkmate_tf.solvers import Limits, ignore_progress
+
+MIB = 1 << 20
+_RUNS = 3
+_LIMITED_STEPS = 20
+_ENVIRONMENT = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPP_MIN_LOG_LEVEL": "3"}
+OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
+    "SGD": lambda: keras.optimizers.SGD(0.001, momentum=0.9), "Adam": lambda: keras.optimizers.Adam(),
+    "AdamW": lambda: keras.optimizers.AdamW(global_clipnorm=1.0)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """model() is not compiled yet; data(count) gives that many inputs and targets; loss: Keras's name or object."""
+
+    model: Callable[[], keras.Model]
+    data: Callable[[int], tuple[np.ndarray, np.ndarray]]
+    loss: object
+    batches: tuple[int, int]
+
+
+def _pictures(name: str, size: int, batches: tuple[int, int]) -> Case:
+    return Case(lambda: getattr(keras.applications, name)(weights=None, input_shape=(size, size, 3), classes=zoo.CLASSES),
+                lambda count: zoo.photo_crops(count, size), "sparse_categorical_crossentropy", batches)
+
+
+def _texts(vocabulary: int, causal: bool, batches: tuple[int, int], length: int = 128) -> Case:
+    def data(count):
+        tokens = zoo.passages(count, length + 1, vocabulary)
+        return (tokens[:, :-1], tokens[:, 1:]) if causal else (tokens[:, 1:], tokens[:, 1:])
+    return Case(lambda: zoo.transformer(vocabulary, causal, length), data,
+                keras.losses.SparseCategoricalCrossentropy(from_logits=True), batches)
+
+
+def _denoised(model: Callable[[], keras.Model], size: int, volume: bool, batches: tuple[int, int]) -> Case:
+    def data(count):
+        crops, _ = zoo.photo_crops(count * size if volume else count, size)
+        clean = crops[..., :1].reshape(count, size, size, size, 1) if volume else crops
+        return clean + np.random.default_rng(1).normal(0, 0.1, clean.shape).astype(np.float32), clean
+    return Case(model, data, "mse", batches)
+
+
+def _rows(steps: int, features: int, batches: tuple[int, int]) -> Case:
+    def data(count):
+        crops, bands = zoo.photo_crops(count, steps)
+        return crops[:, :, :features, 0], bands
+    return Case(lambda: zoo.lstm(steps, features), data, "sparse_categorical_crossentropy", batches)
+
+
+CASES = {
+    "VGG16": _pictures("VGG16", 64, (8, 32)), "ResNet50": _pictures("ResNet50", 64, (8, 32)),
+    "MobileNetV2": _pictures("MobileNetV2", 96, (8, 32)), "DenseNet121": _pictures("DenseNet121", 64, (8, 32)),
+    "EfficientNetB0": _pictures("EfficientNetB0", 64, (8, 32)), "InceptionV3": _pictures("InceptionV3", 96, (8, 32)),
+    "ConvNeXtTiny": _pictures("ConvNeXtTiny", 64, (8, 32)), "UNet": _denoised(zoo.unet, 128, False, (2, 8)),
+    "UNet3D": _denoised(zoo.unet_3d, 32, True, (2, 8)), "BERT": _texts(5000, False, (4, 16)), "GPT2": _texts(5000, True, (4, 16)),
+    "ViT": Case(zoo.vit, lambda count: zoo.photo_crops(count, 64), "sparse_categorical_crossentropy", (16, 64)),
+    "LSTM": _rows(64, 32, (32, 128))}
+
+
+def run(names: Sequence[str], shares: Sequence[float], seconds: float, limit: bool = False, as_json: bool = False) -> int:
+    """Measures these cases (all when none are named), each at both batch sizes, and prints a row for each share and for
+    keeping everything. seconds: for each plan. Raises UnsupportedError for a name that is not known."""
+    unknown = [name for name in names if name not in CASES]
+    if unknown:
+        raise UnsupportedError(f"Known models are {', '.join(CASES)}. Received: {', '.join(unknown)}")
+    rows, failed = [], 0
+    for name in names or CASES:
+        for size in CASES[name].batches:
+            lines, code = _child(f"measure({name!r}, {size}, {list(shares)!r}, {seconds})", {})
+            failed = failed or code
+            for row in lines:
+                if limit and "simulated" in row and row["share"] is not None:
+                    mebibytes = -(-row["budget"] // MIB)
+                    trained, code = _child(f"train({name!r}, {size}, {mebibytes * MIB}, {seconds})",
+                                           {"TF_CPU_BFC_MEM_LIMIT_IN_MB": str(mebibytes)})
+                    row["limited"] = trained[-1]["limited"] if code == 0 and trained else f"died ({code})"
+                rows.append(row)
+                if as_json:
+                    print(json.dumps(row), flush=True)
+    if not as_json:
+        Console(highlight=False, width=150).print(_table(rows, limit))
+    return failed
+
+
+def _child(call: str, environment: dict[str, str]) -> tuple[list[dict], int]:
+    finished = subprocess.run([sys.executable, "-c", f"from checkmate_tf import fidelity; fidelity.{call}"], check=False,
+                              stdout=subprocess.PIPE, text=True, env=dict(os.environ, **_ENVIRONMENT, **environment))
+    return [json.loads(line) for line in finished.stdout.splitlines() if line.startswith("{")], finished.returncode
+
+
+def _compiled(name: str, size: int) -> tuple[keras.Model, str]:
+    """The model with an optimizer of its turn: neighbouring cases and sizes have different ones."""
+    case = CASES[name]
+    turn = list(CASES).index(name) + case.batches.index(size)
+    optimizer = list(OPTIMIZERS)[turn % len(OPTIMIZERS)]
+    keras.utils.set_random_seed(0)
+    model = case.model()
+    model.compile(OPTIMIZERS[optimizer](), case.loss, metrics=["mae"] if case.loss == "mse" else ["accuracy"])
+    return model, optimizer
+
+
+def measure(name: str, size: int, shares: Sequence[float], seconds: float) -> None:
+    """Measures one case at one batch size in this process; prints a JSON line a row, keeping everything first."""
+    model, optimizer = _compiled(name, size)
+    batch = tuple(tf.constant(part) for part in CASES[name].data(size))
+    planning.build(model, batch)
+    model.make_train_function()
+    plain_bytes = _peak_bytes(lambda: model.train_function(iter([batch])))
+    prepared = planning.prepare(model, batch, "auto", lambda text: None, batch_is_there=True)
+    graph, base = prepared.graph, prepared.base
+    keep = plan_from_order(graph, graph.order)
+    common = {"model": name, "batch": size, "optimizer": optimizer, "ops": len(graph.ops), "resident": graph.resident_bytes,
+              "plain_peak": plain_bytes}
+    rows, steps = [], {}
+
+    def add(share, budget_bytes, plan, placed_bytes, overhead):
+        steps[share] = emit(prepared.traced, graph, plan)
+        rows.append(common | {"share": share, "budget": budget_bytes, "simulated": placed_bytes, "predicted": overhead,
+                              "measured": _peak_bytes(lambda: steps[share](batch))})
+
+    add(None, None, keep, planning.place_keep_all(prepared, 1 << 62), 0.0)
+    for share in shares:
+        budget_bytes = int(graph.resident_bytes + share * (base.peak_bytes - graph.resident_bytes))
+        prepared.places.look_again(keep)
+        try:
+            solution = planning.solve_within(prepared, budget_bytes, solvers.get("auto"), Limits(seconds=seconds), ignore_progress)
+        except CheckmateError as error:
+            rows.append(common | {"share": share, "budget": budget_bytes, "error": str(error).splitlines()[0]})
+            continue
+        add(share, budget_bytes, solution.plan, solution.placed_peak_bytes, solution.overhead)
+    measured = ratios({"plain": lambda: model.train_function(iter([batch])),
+                       **{share: lambda step=step: step(batch) for share, step in steps.items()}})
+    for row in rows:
+        if "simulated" in row:
+            row |= {"time_over_keep": measured[row["share"]] / measured[None], "keep_over_plain": measured[None]}
+        print(json.dumps(row), flush=True)
+
+
+def train(name: str, size: int, budget_bytes: int, seconds: float) -> None:
+    """Trains one case for some steps within a budget, in a process that has no more; prints a JSON line."""
+    model, _ = _compiled(name, size)
+    x, y = CASES[name].data(4 * size)
+    checkmate_tf.compile(model, budget_bytes, time_limit=seconds, verbose=0)
+    try:
+        losses = model.fit(x, y, batch_size=size, epochs=_LIMITED_STEPS // 4, verbose=0).history["loss"]
+        told = "trains" if np.isfinite(losses).all() else "loss is not finite"
+    except checkmate_tf.InfeasibleBudgetError as error:
+        told = f"refused (needs {format_bytes(error.minimum_bytes)})"
+    print(json.dumps({"limited": told}), flush=True)
+
+
+def _peak_bytes(step: Callable[[], object]) -> int:
+    """The allocator's peak over some steps, after one to warm up."""
+    step()
+    device.reset_peak()
+    for _ in range(_RUNS):
+        step()
+    return device.measured_memory()[1]
+
+
+def _table(rows: Sequence[dict], limit: bool) -> Table:
+    table = Table(title="Planned against measured, on this machine", title_justify="left")
+    for column in ("model", "batch", "optimizer", "share", "simulated", "measured", "ratio", "plain peak", "predicted", "time",
+                   "kept / plain", *(["at the limit"] if limit else [])):
+        table.add_column(column, justify="left" if column in ("model", "optimizer") else "right")
+    for row in rows:
+        cells = [row["model"], str(row["batch"]), row["optimizer"], "keep" if row["share"] is None else f"{100 * row['share']:.0f} %"]
+        if "simulated" in row:
+            cells += [format_bytes(row["simulated"]), format_bytes(row["measured"]), f"{row['measured'] / row['simulated']:.3f}",
+                      format_bytes(row["plain_peak"]), f"{100 * row['predicted']:+.1f} %", f"{100 * (row['time_over_keep'] - 1):+.1f} %",
+                      f"{row['keep_over_plain']:.2f}"]
+        else:
+            cells += ["no plan", "", "", format_bytes(row["plain_peak"]), "", "", ""]
+        table.add_row(*cells, *([row.get("limited", "")] if limit else []))
+    return table
