@@ -22,7 +22,8 @@ def compile(model, budget: int | float | str | Solution, *, solver: str | Solver
     budget: what the whole training step may hold on the device at its worst moment, weights, optimizer slots and batch
         included. An int is bytes; a text has a unit ("2GB" = 2e9, "2GiB" = 2**30); a float in (0, 1] is a fraction of
         the peak when nothing is recomputed; "auto" is the device's limit less 10 %; a saved Solution is that plan.
-    solver: a name from `checkmate_tf.solvers.names()` or a solver object; time_limit: its seconds
+    solver: a name from `checkmate_tf.solvers.names()` or a solver object
+    time_limit: seconds for planning; the solver gets what tracing and pricing the step leave of it, and at least a third
     profile: "auto" measures this device and caches the result; a name from `checkmate_tf.profiles.names()`, or a
         Profile
     verbose: 0 silent, 1 progress and the table, 2 a line a stage, "auto" as 1

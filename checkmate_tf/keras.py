@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,6 +42,7 @@ _CHECKED_RUNS = 3
 _EXHAUSTED_SHARE = 0.1
 _SURPLUS_GROWTH = 1.25
 _REPLAN_SHARE = 1 / 3            # of the time limit: training has begun and waits
+_LEAST_SEARCH_SHARE = 1 / 3      # of the time limit, however long tracing and pricing take
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,8 +125,11 @@ class PlannedSteps(abc.ABC):
         with self._undone_on_failure(unless=self._is_training):
             narrator = Narrator(self.settings.verbose)
             with narrator:
+                started = time.monotonic()
                 prepared = self._prepared(data, narrator.stage)
-                solution = self._first_solution(prepared, narrator)
+                left = self.settings.time_limit - (time.monotonic() - started)
+                limits = Limits(seconds=max(_LEAST_SEARCH_SHARE * self.settings.time_limit, left))
+                solution = self._first_solution(prepared, narrator, limits)
                 narrator.stage("writing the step")
                 step = _Step(prepared, solution, emit(prepared.traced, prepared.graph, solution.plan))
             is_main = self.solution is None or prepared.base.peak_bytes >= self.estimate.keep_all_peak_bytes
@@ -139,16 +144,12 @@ class PlannedSteps(abc.ABC):
     def _is_training(self) -> bool:
         return any(step.checked_runs for step in self._steps.values())
 
-    @property
-    def _limits(self) -> Limits:
-        return Limits(seconds=self.settings.time_limit)
-
-    def _first_solution(self, prepared: Prepared, narrator: Narrator) -> Solution:
+    def _first_solution(self, prepared: Prepared, narrator: Narrator, limits: Limits) -> Solution:
         budget, solver = self.settings.budget, planning.get_solver(self.settings.solver)
         if isinstance(budget, Solution) and not self._steps:
-            return _given(budget, prepared, solver, self._limits)
+            return _given(budget, prepared, solver, limits)
         return self._same_plan(prepared) or self._solve(
-            prepared, planning.budget_in_bytes(budget, prepared.base), narrator, self._limits)
+            prepared, planning.budget_in_bytes(budget, prepared.base), narrator, limits)
 
     def _solve(self, prepared: Prepared, budget_bytes: int, narrator: Narrator, limits: Limits,
                surplus_bytes: int = 0, before: Solution | None = None) -> Solution:
@@ -242,10 +243,10 @@ class PlannedSteps(abc.ABC):
         narrator.say(f"{reason} Planning again for {format_bytes(old.budget_bytes - step.surplus_bytes)}.")
         with self._undone_on_failure(unless=self._is_training), narrator:
             try:
+                limits = Limits(seconds=_REPLAN_SHARE * self.settings.time_limit)
                 if step.replans > _REPLANS:
                     raise planning.infeasible(step.prepared, old.budget_bytes, planning.get_solver(self.settings.solver),
-                                              self._limits, step.surplus_bytes)
-                limits = dataclasses.replace(self._limits, seconds=_REPLAN_SHARE * self.settings.time_limit)
+                                              limits, step.surplus_bytes)
                 step.solution = self._solve(step.prepared, old.budget_bytes, narrator, limits, step.surplus_bytes, old)
             except InfeasibleBudgetError as error:
                 if not step.settled:
