@@ -218,23 +218,46 @@ def _once(operation: tf.Operation) -> str | None:
 
 
 def _add_overwrites(traced: Traced, drafts: Mapping[str, _Draft]) -> None:
-    """Says of each variable write which reads it makes stale, where every use of the read comes first."""
-    position = {name: index for index, name in enumerate(drafts)}
-    last_use: dict[str, int] = {}
+    """Says of each variable write which reads it makes stale, where every use of the read can come first.
+
+    The order of tracing does not tell: a weight decay depends on nothing but its variable, and stands anywhere. Only what
+    follows from the write cannot come before it.
+    """
+    readers: dict[tuple[str, int], list[str]] = {}
+    followers: dict[str, set[str]] = {name: set() for name in drafts}
     for name, draft in drafts.items():
-        for op, _ in draft.inputs:
-            last_use[op] = position[name]
+        for tensor in draft.inputs:
+            readers.setdefault(tensor, []).append(name)
+        for other in {op for op, _ in draft.inputs} | draft.after:
+            followers[other].add(name)
     reads: dict[str, list[str]] = {}
-    nodes = {node.name: node for node in traced.graph_def.node}
     for name, draft in drafts.items():
         handles = {tensor.name for tensor in traced.function.graph.get_operation_by_name(name).inputs
                    if tensor.dtype == tf.resource}
-        if nodes[name].op == "ReadVariableOp":
+        if draft.kind == "ReadVariableOp":
             for handle in handles:
                 reads.setdefault(handle, []).append(name)
         elif draft.once is not None and draft.kind not in _READS:
-            draft.overwrites = [(read, 0) for handle in sorted(handles) for read in reads.get(handle, ())
-                                if last_use.get(read, -1) <= position[name]]
+            for read in dict.fromkeys(read for handle in sorted(handles) for read in reads.get(handle, ())):
+                uses = readers.get((read, 0), [])
+                if not _reaches(followers, name, {read, *uses} - {name}):
+                    draft.overwrites.append((read, 0))
+                    for use in uses:
+                        if use != name:
+                            followers[use].add(name)
+
+
+def _reaches(followers: Mapping[str, set[str]], start: str, goals: set[str]) -> bool:
+    """Whether one of these ops has to come after `start`."""
+    seen, waiting = {start}, [start]
+    while waiting:
+        for name in followers[waiting.pop()]:
+            if name in goals:
+                return True
+            if name not in seen:
+                seen.add(name)
+                waiting.append(name)
+    return False
 
 
 def _schedule(drafts: Mapping[str, _Draft]) -> list[str]:

@@ -54,15 +54,32 @@ def test_a_write_runs_once_and_after_every_use_of_the_old_value():
     assert product.index < write.index
 
 
-def test_an_old_value_that_is_used_after_the_write_is_not_overwritten():
+def test_an_old_value_that_must_be_used_after_the_write_is_not_overwritten():
     counter = tf.Variable(1.0)
 
     def step(x):
         old = counter.read_value()
-        counter.assign(old + 1)
-        return x * old
+        with tf.control_dependencies([counter.assign(old + 1)]):
+            return x * old
     graph = _graph(step, tf.TensorSpec([2]))
     assert all(not op.overwrites for op in graph.ops)
+
+
+@pytest.mark.parametrize("late", [lambda x, old: x * old, lambda x, old: tf.reshape(old, [1]) + x])
+def test_a_write_comes_after_the_uses_of_the_old_value_that_were_traced_after_it(late):
+    counter = tf.Variable(1.0)
+
+    def step(x):
+        old = counter.read_value()
+        counter.assign(counter * 0.5)
+        return late(x, old)
+    graph = _graph(step, tf.TensorSpec([2]))
+    write = next(op for op in graph.ops if op.once == "writes a variable")
+    stale = {graph.ops[graph.values[value].producer].kind for value in write.overwrites}
+    assert stale == {"ReadVariableOp"}
+    for value in write.overwrites:
+        assert all(reader < write.index for reader in graph.consumers[value])
+    assert {"Mul", "AddV2"} & {graph.ops[reader].kind for value in write.overwrites for reader in graph.consumers[value]}
 
 
 def test_a_read_after_a_write_stays_behind_it():

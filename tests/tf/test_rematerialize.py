@@ -52,14 +52,16 @@ def test_a_custom_loop_trains_the_same_and_recomputes():
     # Priced by measuring: a named profile knows no scratch, so that the first plans may be replaced.
     planned = checkmate_tf.rematerialize(step, _tight(step), *SPECS, solver="greedy", verbose=0)
     assert sum(planned.solution.timeline.runs) > len(planned.solution.timeline.runs)
+    peaks = []
     for _ in range(6):
         outputs, wanted = planned(*_batch()), reference(*_batch())
+        peaks.append(planned.measured_peak_bytes or 0)      # none yet where the step has just been planned again
         assert int(outputs["steps"]) == int(wanted["steps"])
         np.testing.assert_allclose(outputs["loss"], wanted["loss"], rtol=1e-6)
     for variable, other in zip(variables, expected):
         np.testing.assert_allclose(variable, other, rtol=1e-5, atol=1e-7)
     if measure.measured_memory() is not None:
-        assert planned.measured_peak_bytes > 0
+        assert max(peaks) > 0
     planned.summary()
 
 
