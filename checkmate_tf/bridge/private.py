@@ -5,7 +5,7 @@
 | optimize | grappler.tf_optimizer, rewriter_config_pb2 | Grappler must run *before* a plan is made and never after |
 | export_graphs | eager.context | what the runtime really executes is not to be had through any public call |
 | device_memory_limit | client.device_lib | a GPU's limit is not in its public details |
-| handle_bytes, handle_dtype, handle_rank | a handle's `_handle_data` | what the variable is that a resource handle points to |
+| handle_bytes, handle_dtype, handle_shape | ops.handle_data_util | what the variable is that a resource handle points to |
 | uses_onednn | util._pywrap_util_port | its kernels hand memory to one another that no graph shows |
 """
 
@@ -17,6 +17,7 @@ from tensorflow.core.protobuf import rewriter_config_pb2
 from tensorflow.python.client import device_lib
 from tensorflow.python.eager import context
 from tensorflow.python.grappler import tf_optimizer
+from tensorflow.python.ops import handle_data_util
 from tensorflow.python.util import _pywrap_util_port
 
 
@@ -63,11 +64,8 @@ def export_graphs():
 
 def handle_bytes(handle: tf.Tensor) -> int:
     """The bytes of the variable behind a resource handle; 0 for other resources (tables, generators)."""
-    data = handle._handle_data
-    if data is None or not data.is_set:
-        return 0
     return sum(tf.TensorShape(entry.shape).num_elements() * tf.as_dtype(entry.dtype).size
-               for entry in data.shape_and_type if tf.TensorShape(entry.shape).is_fully_defined())
+               for entry in _behind(handle) if tf.TensorShape(entry.shape).is_fully_defined())
 
 
 def device_memory_limit(name: str) -> int | None:
@@ -77,14 +75,18 @@ def device_memory_limit(name: str) -> int | None:
 
 def handle_dtype(handle: tf.Tensor) -> tf.DType | None:
     """The dtype of the variable behind a resource handle; None for other resources and other tensors."""
-    data = handle._handle_data if handle.dtype == tf.resource else None
-    return tf.as_dtype(data.shape_and_type[0].dtype) if data is not None and data.is_set else None
+    return next((tf.as_dtype(entry.dtype) for entry in _behind(handle)), None)
 
 
-def handle_rank(handle: tf.Tensor) -> int | None:
-    """The rank of the variable behind a resource handle; None where it has none that is known."""
-    data = handle._handle_data if handle.dtype == tf.resource else None
-    return tf.TensorShape(data.shape_and_type[0].shape).rank if data is not None and data.is_set else None
+def handle_shape(handle: tf.Tensor) -> tf.TensorShape | None:
+    """The shape of the variable behind a resource handle; None for other resources and other tensors."""
+    return next((tf.TensorShape(entry.shape) for entry in _behind(handle)), None)
+
+
+def _behind(handle: tf.Tensor) -> Sequence:
+    """The shape and dtype of the variable behind a handle, eager or of a graph; nothing where none is known."""
+    data = handle_data_util.get_handle_data(handle) if handle.dtype == tf.resource else None
+    return data.shape_and_type if data is not None and data.is_set else ()
 
 
 def uses_onednn() -> bool:

@@ -169,7 +169,7 @@ def _prepare(graph: tf.Graph) -> GraphDef:
     """The graph's nodes for Grappler: shapes that are known already as constants, control flow as one op each.
 
     Grappler does not know the shapes of variables, and would leave an op such as a filter's gradient waiting for
-    a value of which only the shape matters. Loops and branches stay whole: taken apart into switches and merges
+    a value of which only the shape matters; a `VariableShape` it would leave without a shape of its own. Loops and branches stay whole: taken apart into switches and merges
     they could be neither planned nor copied.
     """
     graph_def = graph.as_graph_def(add_shapes=True)
@@ -179,19 +179,30 @@ def _prepare(graph: tf.Graph) -> GraphDef:
     folded = GraphDef(library=graph_def.library, versions=graph_def.versions)
     for node in graph_def.node:
         operation = graph.get_operation_by_name(node.name)
-        if node.op not in ("Shape", "ShapeN") or not all(tensor.shape.is_fully_defined() for tensor in operation.inputs):
+        shapes = _asked_shapes(operation)
+        if shapes is None or not all(shape.is_fully_defined() for shape in shapes):
             folded.node.append(node)
             continue
-        for port, (given, made) in enumerate(zip(operation.inputs, operation.outputs)):
+        for port, (shape, made) in enumerate(zip(shapes, operation.outputs)):
             name = node.name if port == 0 else f"{node.name}/shape_{port}"
             constant = folded.node.add(name=name, op="Const", device=node.device)
             constant.attr["dtype"].type = made.dtype.as_datatype_enum
-            constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(given.shape.as_list(), made.dtype))
+            constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(shape.as_list(), made.dtype, [shape.rank]))
             renamed[f"{node.name}:{port}"] = name
     for node in folded.node:
         for position, name in enumerate(node.input):
             node.input[position] = renamed.get(name, name)
     return folded
+
+
+def _asked_shapes(operation: tf.Operation) -> list[tf.TensorShape] | None:
+    """The shapes that an op asks for, as far as they are known; None for an op that asks for none."""
+    if operation.type in ("Shape", "ShapeN"):
+        return [tensor.shape for tensor in operation.inputs]
+    if operation.type == "VariableShape":
+        shape = private.handle_shape(operation.inputs[0])
+        return [shape if shape is not None else tf.TensorShape(None)]
+    return None
 
 
 def _own_functions(graph_def: GraphDef) -> GraphDef:
@@ -263,7 +274,8 @@ def _copy_assigned(graph_def: GraphDef, captures: Mapping[str, tf.Tensor]) -> Gr
     bounds: dict[tuple[int, int], str] = {}
     for node in graph_def.node:
         handle = captures.get(tensor_name(node.input[0])[0]) if node.op == "AssignVariableOp" else None
-        rank = private.handle_rank(handle) if handle is not None else None
+        shape = private.handle_shape(handle) if handle is not None else None
+        rank = shape.rank if shape is not None else None
         if (rank is None or not 0 < private.handle_bytes(handle) <= COPIED_BYTES
                 or not _is_number(tf.as_dtype(node.attr["dtype"].type))):
             copying.node.append(node)

@@ -46,11 +46,14 @@ def test_export_graphs_leaves_collection_off():
     assert not graphs
 
 
-def test_handles_tell_bytes_dtype_and_rank_of_their_variable():
+def test_handles_tell_bytes_dtype_and_shape_of_their_variable():
     variable = tf.Variable(np.zeros([3, 5], np.float64))
     assert private.handle_bytes(variable.handle) == 3 * 5 * 8
     assert private.handle_dtype(variable.handle) == tf.float64
-    assert private.handle_rank(variable.handle) == 2 and private.handle_rank(tf.zeros([2])) is None
+    assert private.handle_shape(variable.handle) == [3, 5] and private.handle_shape(tf.zeros([2])) is None
+    in_graph = []
+    tf.function(lambda: in_graph.append(private.handle_shape(variable.handle)) or variable.value()).get_concrete_function()
+    assert in_graph == [[3, 5]]
     assert private.handle_dtype(tf.zeros([2])) is None
 
 
