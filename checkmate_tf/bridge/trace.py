@@ -169,8 +169,9 @@ def _prepare(graph: tf.Graph) -> GraphDef:
     """The graph's nodes for Grappler: shapes that are known already as constants, control flow as one op each.
 
     Grappler does not know the shapes of variables, and would leave an op such as a filter's gradient waiting for
-    a value of which only the shape matters; a `VariableShape` it would leave without a shape of its own. Loops and branches stay whole: taken apart into switches and merges
-    they could be neither planned nor copied.
+    a value of which only the shape matters; a `VariableShape` it would leave without a shape of its own, and so it
+    would a loop that does not state the shapes of its results. Loops and branches stay whole: taken apart into
+    switches and merges they could be neither planned nor copied.
     """
     graph_def = graph.as_graph_def(add_shapes=True)
     renamed: dict[str, str] = {}
@@ -181,6 +182,8 @@ def _prepare(graph: tf.Graph) -> GraphDef:
         operation = graph.get_operation_by_name(node.name)
         shapes = _asked_shapes(operation)
         if shapes is None or not all(shape.is_fully_defined() for shape in shapes):
+            if "output_shapes" in node.attr and not node.attr["output_shapes"].list.shape:
+                node.attr["output_shapes"].list.shape.extend(tensor.shape.as_proto() for tensor in operation.outputs)
             folded.node.append(node)
             continue
         for port, (shape, made) in enumerate(zip(shapes, operation.outputs)):
