@@ -89,16 +89,17 @@ class Prepared:
 
 
 def build(model, data: Any) -> None:
-    """Creates whatever variables the model, its optimizer, metrics and losses still lack.
+    """Creates whatever variables the model, its optimizer, metrics and losses still lack, where its step is Keras's own.
 
-    What Keras cannot build without running the step (a model with a train_step but no call) is created while tracing.
+    A step of the user's own may train other variables, by other optimizers: what it needs is created while it is traced, as
+    in plain Keras, and so is what Keras cannot build without running the step.
     """
-    specs = batch_specs(data)
-    if type(model).call is not keras.Model.call:
-        try:
-            model._symbolic_build(data_batch=specs)
-        except (RuntimeError, ValueError) as error:
-            logging.debug("checkmate_tf: left to tracing: %s", error)
+    if type(model).train_step is not keras.Model.train_step:
+        return
+    try:
+        model._symbolic_build(data_batch=batch_specs(data))
+    except (RuntimeError, ValueError) as error:
+        logging.debug("checkmate_tf: left to tracing: %s", error)
     if model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
 

@@ -34,6 +34,7 @@ def digits(count: int, size: int = 16) -> tuple[np.ndarray, np.ndarray]:
 
 
 def values_of(model: keras.Model) -> dict[str, np.ndarray]:
-    """A copy of every variable: weights, optimizer slots, metric and seed states."""
-    variables = [*model.variables, *model.optimizer.variables, *(v for metric in model.metrics for v in metric.variables)]
+    """A copy of every variable: weights, slots of every optimizer, metric and seed states."""
+    optimizers = [held for held in vars(model).values() if isinstance(held, keras.optimizers.Optimizer)]
+    variables = [*model.variables, *(variable for holder in (*optimizers, *model.metrics) for variable in holder.variables)]
     return {f"{position} {variable.path}": np.array(variable.numpy()) for position, variable in enumerate(variables)}
