@@ -110,16 +110,12 @@ class PlannedSteps(abc.ABC):
             raise
 
     def _run(self, data: Any) -> Any:
+        """One step. Steps that come from several threads run one after another: two at once would hold twice the memory."""
         specs = batch_specs(data)
         key = _key(specs)
-        step = self._steps.get(key)
-        if step is None:
-            with self._lock:
-                step = self._steps.get(key) or self._plan(key, data, specs)
-        if step.checked_runs >= _CHECKED_RUNS:
-            return self._run_and_watch(step, data)
         with self._lock:
-            return self._run_and_check(step, data)
+            step = self._steps.get(key) or self._plan(key, data, specs)
+            return (self._run_and_watch if step.checked_runs >= _CHECKED_RUNS else self._run_and_check)(step, data)
 
     def _plan(self, key: tuple, data: Any, specs: Any) -> _Step:
         with self._undone_on_failure(unless=self._is_training):
@@ -212,8 +208,7 @@ class PlannedSteps(abc.ABC):
         if peak_bytes > before[1] and step.solution is self.solution:
             self.measured_peak_bytes = max(peak_bytes, self.measured_peak_bytes or 0)
         if peak_bytes > step.solution.budget_bytes:
-            with self._lock:
-                self._plan_again(step, peak_bytes)
+            self._plan_again(step, peak_bytes)
         return outputs
 
     def _first_run(self, step: _Step, data: Any) -> Any:
