@@ -166,46 +166,51 @@ def _packer(concrete) -> Callable[[Sequence[tf.Tensor]], Any]:
 
 
 def _prepare(graph: tf.Graph) -> GraphDef:
-    """The graph's nodes for Grappler: shapes that are known already as constants, control flow as one op each.
+    """The graph's nodes for Grappler: placeholders as arguments, loops with the shapes of their results, control flow as
+    one op each.
 
-    Grappler does not know the shapes of variables, and would leave an op such as a filter's gradient waiting for
-    a value of which only the shape matters; a `VariableShape` it would leave without a shape of its own, and so it
-    would a loop that does not state the shapes of its results. Loops and branches stay whole: taken apart into
-    switches and merges they could be neither planned nor copied.
+    What is fed may have any shape, so behind placeholders Grappler takes no shape for known, and leaves what it does
+    away with in plain Keras: `1.0 * x`, unfused activations, shapes as values. Arguments of a function tell theirs,
+    those of the variables behind handles included; only of a `VariableShape` it makes no constant. Loops and branches
+    stay whole: taken apart into switches and merges they could be neither planned nor copied.
     """
     graph_def = graph.as_graph_def(add_shapes=True)
-    renamed: dict[str, str] = {}
     for node in (*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)):
         node.attr.pop("_lower_using_switch_merge", None)
-    folded = GraphDef(library=graph_def.library, versions=graph_def.versions)
+    position = {tensor.op.name: number for number, tensor in enumerate(graph.inputs)}
     for node in graph_def.node:
         operation = graph.get_operation_by_name(node.name)
-        shapes = _asked_shapes(operation)
-        if shapes is None or not all(shape.is_fully_defined() for shape in shapes):
-            if "output_shapes" in node.attr and not node.attr["output_shapes"].list.shape:
-                node.attr["output_shapes"].list.shape.extend(tensor.shape.as_proto() for tensor in operation.outputs)
-            folded.node.append(node)
-            continue
-        for port, (shape, made) in enumerate(zip(shapes, operation.outputs)):
-            name = node.name if port == 0 else f"{node.name}/shape_{port}"
-            constant = folded.node.add(name=name, op="Const", device=node.device)
-            constant.attr["dtype"].type = made.dtype.as_datatype_enum
-            constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(shape.as_list(), made.dtype, [shape.rank]))
-            renamed[f"{node.name}:{port}"] = name
-    for node in folded.node:
-        for position, name in enumerate(node.input):
-            node.input[position] = renamed.get(name, name)
-    return folded
+        if node.name in position:
+            _make_argument(node, operation.outputs[0], position[node.name])
+        elif node.op == "VariableShape":
+            _make_shape(node, operation)
+        elif "output_shapes" in node.attr and not node.attr["output_shapes"].list.shape:
+            node.attr["output_shapes"].list.shape.extend(tensor.shape.as_proto() for tensor in operation.outputs)
+    return graph_def
 
 
-def _asked_shapes(operation: tf.Operation) -> list[tf.TensorShape] | None:
-    """The shapes that an op asks for, as far as they are known; None for an op that asks for none."""
-    if operation.type in ("Shape", "ShapeN"):
-        return [tensor.shape for tensor in operation.inputs]
-    if operation.type == "VariableShape":
-        shape = private.handle_shape(operation.inputs[0])
-        return [shape if shape is not None else tf.TensorShape(None)]
-    return None
+def _make_argument(node, tensor: tf.Tensor, position: int) -> None:
+    """Turns a placeholder into an argument of a function, with its shape and what is behind it if it is a handle."""
+    node.Clear()
+    node.name, node.op = tensor.op.name, "_Arg"
+    node.attr["T"].type, node.attr["index"].i = tensor.dtype.as_datatype_enum, position
+    node.attr["_output_shapes"].list.shape.append(tensor.shape.as_proto())
+    shape, dtype = private.handle_shape(tensor), private.handle_dtype(tensor)
+    if shape is not None:
+        node.attr["_handle_shapes"].list.shape.append(shape.as_proto())
+        node.attr["_handle_dtypes"].list.type.append(dtype.as_datatype_enum)
+
+
+def _make_shape(node, operation: tf.Operation) -> None:
+    """Turns a variable's shape as a value into a constant, where it is known."""
+    shape = private.handle_shape(operation.inputs[0])
+    if shape is None or not shape.is_fully_defined():
+        return
+    dtype = operation.outputs[0].dtype
+    node.Clear()
+    node.name, node.op = operation.name, "Const"
+    node.attr["dtype"].type = dtype.as_datatype_enum
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(shape.as_list(), dtype, [shape.rank]))
 
 
 def _own_functions(graph_def: GraphDef) -> GraphDef:

@@ -8,6 +8,7 @@ import numpy as np
 
 import checkmate_tf
 from checkmate_tf import solvers
+from checkmate_tf.bridge import measure
 from checkmate_tf.ir.simulate import keep_all_timeline
 from networks import values_of
 
@@ -70,6 +71,27 @@ def assert_same_training(make: Callable, train: Callable, rtol: float = 2e-5, **
         assert received.epoch == expected.epoch and list(received.history) == list(expected.history)
         expected, received = expected.history, received.history
     keras.tree.map_structure(lambda a, b: np.testing.assert_allclose(a, b, rtol=max(rtol, 1e-5)), received, expected)
+    assert_same_variables(ours, plain, rtol)
+    return ours
+
+
+def assert_trains_within(make: Callable, *batch, share: float = 0.6, steps: int = 6, rtol: float = 2e-5, **settings):
+    """Trains one copy as plain Keras and one within a real budget, priced by measuring on this device, and compares every
+    variable; once the first three steps have been judged, the allocator's peak is asked here, too.
+
+    share: where the budget lies between what is resident and the peak of keeping everything. Returns the model.
+    """
+    plain, ours = make(), make()
+    needs = checkmate_tf.estimate(ours, *batch, verbose=0)
+    budget = int(needs.resident_bytes + share * (needs.keep_all_peak_bytes - needs.resident_bytes))
+    checkmate_tf.compile(ours, budget, **{"time_limit": 4, "solver": "greedy", "verbose": 0} | settings)
+    train_on(*batch, steps=steps)(ours)
+    assert recomputations(ours) > 0
+    assert 0 < ours.checkmate.measured_peak_bytes <= budget
+    measure.reset_peak()
+    train_on(*batch)(ours)
+    assert measure.measured_memory()[1] <= budget
+    train_on(*batch, steps=steps + 3)(plain)
     assert_same_variables(ours, plain, rtol)
     return ours
 

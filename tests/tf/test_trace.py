@@ -115,3 +115,10 @@ def test_what_is_captured_or_given_and_not_read_is_no_trouble():
         return batch[0] * tf.sqrt(variance)
     traced = trace(step, (tf.TensorSpec([2]), tf.TensorSpec([5])))
     assert traced.function(tf.ones([2]), tf.ones([5]))[0].numpy().tolist() == [2, 3]
+
+
+def test_grappler_knows_the_shapes_of_arguments_and_variables():
+    """So that it does what it does in plain Keras: away with a product by one, shapes as constants."""
+    weight = tf.Variable(tf.ones([3, 3]))
+    traced = trace(lambda x: tf.reshape(1.0 * (x @ weight), tf.shape(x)), tf.TensorSpec([2, 3]))
+    assert not {"Mul", "Shape"} & set(_kinds(traced))
