@@ -42,7 +42,6 @@ def _attention():
 
 SEQUENCES = DRAWN.random((64, 24, 32), np.float32), DRAWN.random((64, 24, 8), np.float32)
 KINDS = {
-    "loops": (lambda: _recurrent(unroll=False), SEQUENCES),
     "unrolled loops": (lambda: _recurrent(unroll=True), SEQUENCES),
     "attention": (_attention, (DRAWN.integers(0, 1000, (32, 48)), DRAWN.integers(0, 4, 32))),
     "convolutions, dropout": (lambda: conv_net(optimizer=_sgd(), activation="swish", size=32, dropout=0.3), digits(32, size=32)),
