@@ -189,8 +189,10 @@ def _size(tensor: tf.Tensor) -> tuple[int, tuple[int, ...], str]:
                    f"dimension {[i for i, size in enumerate(tensor.shape) if size is None][0]} of {tensor.shape}")
         raise UnsupportedError(
             f"Every shape in the step must be known before it runs; op {tensor.op.name!r} ({tensor.op.type}) leaves "
-            f"{unknown} open. Give the batch a fixed shape, and replace boolean masks and `where` without branches by "
-            f"fixed-size forms. Received: output {tensor.value_index} with shape {tensor.shape}")
+            f"{unknown} open. Give the batch a fixed shape, and replace boolean masks, `where` without branches and random "
+            "crops by fixed-size forms, or move them into the input pipeline; where it is an optimizer that updates an "
+            "embedding, take one that does not merge slices, such as SGD, Adam, AdamW or Lion. Received: "
+            f"output {tensor.value_index} with shape {tensor.shape}")
     shape = tuple(tensor.shape.as_list())
     if tensor.op.type == "ReadVariableOp":
         return 0, shape, dtype.name

@@ -21,12 +21,13 @@ from tensorflow.python.ops import handle_data_util
 from tensorflow.python.util import _pywrap_util_port
 
 
-def optimize(graph: tf.Graph, graph_def: tf.compat.v1.GraphDef, keep: Sequence[str]) -> tf.compat.v1.GraphDef:
+def optimize(graph_def: tf.compat.v1.GraphDef, keep: Sequence[str]) -> tf.compat.v1.GraphDef:
     """The nodes after Grappler, its usual passes but for the ones that trade memory by themselves.
 
-    graph: where the nodes are from, for its function library; graph_def: the nodes; keep: names of the nodes that must
-    survive: inputs, outputs, control outputs """
-    meta_graph = tf.compat.v1.train.export_meta_graph(graph_def=graph_def, graph=graph)
+    graph_def: the nodes, with their functions; keep: names of the nodes that must survive: inputs, outputs, control
+    outputs
+    """
+    meta_graph = tf.compat.v1.MetaGraphDef(graph_def=graph_def)
     meta_graph.collection_def["train_op"].node_list.value.extend(keep)
     config = tf.compat.v1.ConfigProto()
     rewrite = config.graph_options.rewrite_options

@@ -89,7 +89,11 @@ def trace(function: Callable, specs: Any, autograph: bool = False) -> Traced:
 
     Raises UnsupportedError when a spec has an unknown dimension.
     """
-    for leaf in tf.nest.flatten(specs, expand_composites=True):
+    for leaf in tf.nest.flatten(specs):
+        if isinstance(leaf, (tf.SparseTensorSpec, tf.RaggedTensorSpec)):
+            raise UnsupportedError("How much a sparse or ragged batch holds differs from batch to batch; make it dense before the "
+                                   "model, with `tf.sparse.to_dense` or `to_tensor(shape=...)` in the input pipeline. "
+                                   f"Received: {leaf}")
         if leaf is not None and not leaf.shape.is_fully_defined():
             raise UnsupportedError("The shapes of a batch must be fully known, the batch dimension included, to plan its "
                                    f"memory. Received: {leaf}")
@@ -99,7 +103,7 @@ def trace(function: Callable, specs: Any, autograph: bool = False) -> Traced:
     placeholders = [tensor.op.name for tensor in graph.inputs]
     controls = [op.name for op in graph.control_outputs]
     keep = [*(f"{name}:0" for name in placeholders), *(tensor.name for tensor in graph.outputs), *controls]
-    graph_def = _own_functions(private.optimize(graph, _prepare(graph), keep))
+    graph_def = _own_functions(private.optimize(_prepare(graph), keep))
     created = {op.name: position for position, op in enumerate(graph.get_operations())}
     captures = tuple(zip(placeholders[arguments:], concrete.captured_inputs))
     graph_def = _copy_assigned(_chain_sums(_strip(graph_def, set(placeholders))), dict(captures))
@@ -108,6 +112,7 @@ def trace(function: Callable, specs: Any, autograph: bool = False) -> Traced:
     named = tuple((name, tf.TensorSpec(tensor.shape, tensor.dtype))
                   for name, tensor in zip(placeholders[:arguments], graph.inputs))
     imported = import_function(graph_def, named, captures, results, controls)
+    _keep_shapes(imported.graph, graph)
     return Traced(graph_def, named, captures, results, tuple(controls), _packer(concrete), imported)
 
 
@@ -166,8 +171,7 @@ def _packer(concrete) -> Callable[[Sequence[tf.Tensor]], Any]:
 
 
 def _prepare(graph: tf.Graph) -> GraphDef:
-    """The graph's nodes for Grappler: placeholders as arguments, loops with the shapes of their results, control flow as
-    one op each.
+    """The graph's nodes for Grappler: placeholders as arguments, control flow as one op each.
 
     What is fed may have any shape, so behind placeholders Grappler takes no shape for known, and leaves what it does
     away with in plain Keras: `1.0 * x`, unfused activations, shapes as values. Arguments of a function tell theirs,
@@ -184,8 +188,6 @@ def _prepare(graph: tf.Graph) -> GraphDef:
             _make_argument(node, operation.outputs[0], position[node.name])
         elif node.op == "VariableShape":
             _make_shape(node, operation)
-        elif "output_shapes" in node.attr and not node.attr["output_shapes"].list.shape:
-            node.attr["output_shapes"].list.shape.extend(tensor.shape.as_proto() for tensor in operation.outputs)
     return graph_def
 
 
@@ -211,6 +213,18 @@ def _make_shape(node, operation: tf.Operation) -> None:
     node.name, node.op = operation.name, "Const"
     node.attr["dtype"].type = dtype.as_datatype_enum
     node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(shape.as_list(), dtype, [shape.rank]))
+
+
+def _keep_shapes(imported: tf.Graph, traced: tf.Graph) -> None:
+    """Gives back the shapes that Python code had found or set while tracing; no node tells those."""
+    found = {operation.name: operation for operation in traced.get_operations()}
+    for operation in imported.get_operations():
+        original = found.get(operation.name)
+        if original is None or original.type != operation.type:
+            continue
+        for tensor, known in zip(operation.outputs, original.outputs):
+            if not tensor.shape.is_fully_defined() and tensor.shape.is_compatible_with(known.shape):
+                tensor.set_shape(known.shape)
 
 
 def _own_functions(graph_def: GraphDef) -> GraphDef:

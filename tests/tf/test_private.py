@@ -15,7 +15,7 @@ def test_optimize_merges_equal_ops_and_keeps_what_is_asked_for():
     concrete = tf.function(lambda x: tf.exp(x) + tf.exp(x)).get_concrete_function(tf.TensorSpec([4]))
     graph = concrete.graph
     keep = [tensor.name for tensor in (*graph.inputs, *graph.outputs)]
-    optimized = private.optimize(graph, graph.as_graph_def(), keep)
+    optimized = private.optimize(graph.as_graph_def(), keep)
     assert sum(node.op == "Exp" for node in optimized.node) == 1
     assert {tensor.op.name for tensor in graph.outputs} <= _names(optimized)
 
@@ -23,7 +23,7 @@ def test_optimize_merges_equal_ops_and_keeps_what_is_asked_for():
 def test_optimize_leaves_sums_stateless():
     concrete = tf.function(lambda x: tf.add_n([tf.exp(x), tf.sin(x), tf.cos(x)])).get_concrete_function(tf.TensorSpec([4]))
     graph = concrete.graph
-    optimized = private.optimize(graph, graph.as_graph_def(), [tensor.name for tensor in (*graph.inputs, *graph.outputs)])
+    optimized = private.optimize(graph.as_graph_def(), [tensor.name for tensor in (*graph.inputs, *graph.outputs)])
     assert "TemporaryVariable" not in {node.op for node in optimized.node}
 
 
