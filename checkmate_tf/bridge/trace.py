@@ -216,15 +216,34 @@ def _make_shape(node, operation: tf.Operation) -> None:
 
 
 def _keep_shapes(imported: tf.Graph, traced: tf.Graph) -> None:
-    """Gives back the shapes that Python code had found or set while tracing; no node tells those."""
+    """Gives back the shapes that Python code had found or set while tracing, which no node tells, and what follows from
+    them."""
     found = {operation.name: operation for operation in traced.get_operations()}
     for operation in imported.get_operations():
-        original = found.get(operation.name)
-        if original is None or original.type != operation.type:
+        if all(tensor.shape.is_fully_defined() for tensor in operation.outputs):
             continue
-        for tensor, known in zip(operation.outputs, original.outputs):
-            if not tensor.shape.is_fully_defined() and tensor.shape.is_compatible_with(known.shape):
-                tensor.set_shape(known.shape)
+        original = found.get(operation.name)
+        sources = [_inferred(operation), original if original is not None and original.type == operation.type else None]
+        for source in filter(None, sources):
+            for tensor, known in zip(operation.outputs, source.outputs):
+                if not tensor.shape.is_fully_defined() and tensor.shape.is_compatible_with(known.shape):
+                    tensor.set_shape(known.shape)
+
+
+def _inferred(operation: tf.Operation) -> tf.Operation | None:
+    """The same op alone, on inputs of the shapes that are known by now; None for one that calls functions."""
+    node = operation.node_def
+    if any(attribute.WhichOneof("value") == "func" for attribute in node.attr.values()):
+        return None
+    with tf.Graph().as_default() as graph:
+        for position, tensor in enumerate(operation.inputs):
+            value = tf.get_static_value(tensor)
+            (tf.compat.v1.placeholder(tensor.dtype, tensor.shape, f"input_{position}") if value is None else
+             tf.constant(value, tensor.dtype, name=f"input_{position}"))
+        feeds = {f"input_{position}:0": graph.get_tensor_by_name(f"input_{position}:0") for position in range(len(operation.inputs))}
+        del node.input[:]
+        node.input.extend(feeds)
+        return tf.graph_util.import_graph_def(GraphDef(node=[node]), input_map=feeds, return_elements=[node.name], name="alone")[0]
 
 
 def _own_functions(graph_def: GraphDef) -> GraphDef:

@@ -86,6 +86,48 @@ def _nested():
     return keras.Model(inputs, value)
 
 
+class Picks(layers.Layer):
+    """A branch that depends on the values."""
+
+    def call(self, x):
+        return keras.ops.cond(keras.ops.mean(x) > 0.1, lambda: keras.ops.sin(x), lambda: 2.0 * x)
+
+
+class OwnGradient(layers.Layer):
+    """A gradient other than TensorFlow's."""
+
+    def call(self, x):
+        return tf.custom_gradient(lambda value: (tf.exp(-value), lambda upstream: -0.3 * upstream))(x)
+
+
+class Recomputes(layers.Layer):
+    """Recomputed by TensorFlow's own means already."""
+
+    def build(self, shape):
+        self.conv = layers.Conv2D(SHAPE[-1], 3, padding="same")
+        self.conv.build(shape)
+
+    def call(self, x):
+        return tf.recompute_grad(lambda value: tf.sin(self.conv(value)))(x)
+
+
+class DoublesInNumPy(layers.Layer):
+    """Leaves TensorFlow, and says which shape comes back."""
+
+    def call(self, x):
+        doubled = tf.numpy_function(lambda value: 2 * value, [tf.stop_gradient(x)], tf.float32)
+        doubled.set_shape(x.shape)
+        return keras.ops.tanh(doubled) + x
+
+
+class Asserts(layers.Layer):
+    """Checks what it sees while it runs."""
+
+    def call(self, x):
+        tf.debugging.assert_less(tf.reduce_max(x), 1e9)
+        return 2.0 * x
+
+
 KINDS = {
     "BatchNormalization": lambda: layers.BatchNormalization(),
     "BatchNormalization, frozen": _frozen,
@@ -113,6 +155,11 @@ KINDS = {
     "activity_regularizer": lambda: layers.Conv2D(SHAPE[-1], 3, padding="same", activity_regularizer="l2"),
     "non-trainable counters": Counts,
     "metrics inside layers": Tracks,
+    "branches on values (tf.cond)": Picks,
+    "tf.custom_gradient": OwnGradient,
+    "tf.recompute_grad": Recomputes,
+    "tf.numpy_function with set_shape": DoublesInNumPy,
+    "assertions": Asserts,
 }
 
 

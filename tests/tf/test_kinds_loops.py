@@ -43,6 +43,28 @@ def _bidirectional(**arguments):
     return lambda: _network(lambda value: layers.Bidirectional(layers.LSTM(6, return_sequences=True, **arguments))(value))
 
 
+class Along(layers.Layer):
+    """A loop of Keras or TensorFlow over the steps of each sequence."""
+
+    def __init__(self, loop):
+        super().__init__()
+        self.loop = loop
+
+    def call(self, x):
+        return keras.ops.moveaxis(self.loop(keras.ops.moveaxis(x, 1, 0)), 0, 1)
+
+
+def _scanned(steps):
+    def step(carried, value):
+        carried = 0.5 * carried + keras.ops.tanh(value)
+        return carried, carried
+    return keras.ops.scan(step, keras.ops.zeros_like(steps[0]), steps)[1]
+
+
+def _repeated(steps):
+    return keras.ops.fori_loop(0, 4, lambda number, value: keras.ops.sin(value) + 0.5 * value, steps)
+
+
 def _distributed():
     return _network(lambda value: layers.TimeDistributed(layers.Dense(12, activation="tanh"))(value))
 
@@ -62,6 +84,9 @@ KINDS = {
     "Bidirectional, unrolled": _bidirectional(unroll=True),
     "stacked cells": lambda: _network(lambda value: layers.RNN([layers.LSTMCell(12), layers.GRUCell(12)], return_sequences=True)(value)),
     "TimeDistributed": _distributed,
+    "keras.ops.scan": lambda: _network(Along(_scanned)),
+    "keras.ops.fori_loop": lambda: _network(Along(_repeated)),
+    "tf.map_fn": lambda: _network(Along(lambda steps: tf.map_fn(lambda value: tf.sin(2.0 * value), steps))),
 }
 
 

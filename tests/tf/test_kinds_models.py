@@ -124,6 +124,22 @@ def _embedding(**arguments):
     return _classifier(inputs, layers.GlobalAveragePooling1D()(value))
 
 
+def _words(encode):
+    inputs = layers.Input((12,), dtype="string")
+    value = encode(inputs)
+    for _ in range(2):
+        value = layers.Dense(32, activation="swish")(_as_unit(value))
+    return _classifier(inputs, layers.GlobalAveragePooling1D()(value))
+
+
+def _looked_up(inputs):
+    return layers.Embedding(30, 16)(layers.StringLookup(vocabulary=[str(number) for number in range(1, 20)])(inputs))
+
+
+def _hashed(inputs):
+    return layers.CategoryEncoding(20, output_mode="one_hot")(layers.Hashing(20)(inputs))
+
+
 def _tied_embedding():
     inputs = layers.Input((12,), dtype="int32")
     embedding = layers.ReversibleEmbedding(30, 16)
@@ -184,6 +200,8 @@ KINDS = {
     "the same tensor used twice": (_the_same_tensor_twice, IMAGES, LABELS),
     "keras.ops between layers": (_ops_between, IMAGES, LABELS),
     "Embedding": (_embedding, TOKENS, LABELS),
+    "StringLookup": (lambda: _words(_looked_up), TOKENS.astype(str), LABELS),
+    "Hashing, CategoryEncoding": (lambda: _words(_hashed), TOKENS.astype(str), LABELS),
     "ReversibleEmbedding": (_tied_embedding, TOKENS, TOKENS),
     "MultiHeadAttention": (_self_attention(mask_zero=False), TOKENS, LABELS),
     "MultiHeadAttention, mask from an embedding": (_self_attention(), TOKENS, LABELS),
