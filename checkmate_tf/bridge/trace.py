@@ -20,6 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate_tf.bridge import private
+from checkmate_tf.bridge.shapes import keep_shapes, with_shapes
 from checkmate_tf.ir.errors import UnsupportedError
 
 GraphDef = tf.compat.v1.GraphDef
@@ -91,8 +92,8 @@ def trace(function: Callable, specs: Any, autograph: bool = False) -> Traced:
     """
     for leaf in tf.nest.flatten(specs):
         if isinstance(leaf, (tf.SparseTensorSpec, tf.RaggedTensorSpec)):
-            raise UnsupportedError("How much a sparse or ragged batch holds differs from batch to batch; make it dense before the "
-                                   "model, with `tf.sparse.to_dense` or `to_tensor(shape=...)` in the input pipeline. "
+            raise UnsupportedError("How much a sparse or ragged batch holds differs from batch to batch; make it dense before "
+                                   "the model, with `tf.sparse.to_dense` or `to_tensor(shape=...)` in the input pipeline. "
                                    f"Received: {leaf}")
         if leaf is not None and not leaf.shape.is_fully_defined():
             raise UnsupportedError("The shapes of a batch must be fully known, the batch dimension included, to plan its "
@@ -103,7 +104,7 @@ def trace(function: Callable, specs: Any, autograph: bool = False) -> Traced:
     placeholders = [tensor.op.name for tensor in graph.inputs]
     controls = [op.name for op in graph.control_outputs]
     keep = [*(f"{name}:0" for name in placeholders), *(tensor.name for tensor in graph.outputs), *controls]
-    graph_def = _own_functions(private.optimize(_prepare(graph), keep))
+    graph_def = _own_functions(private.optimize(with_shapes(graph), keep))
     created = {op.name: position for position, op in enumerate(graph.get_operations())}
     captures = tuple(zip(placeholders[arguments:], concrete.captured_inputs))
     graph_def = _copy_assigned(_chain_sums(_strip(graph_def, set(placeholders))), dict(captures))
@@ -112,7 +113,7 @@ def trace(function: Callable, specs: Any, autograph: bool = False) -> Traced:
     named = tuple((name, tf.TensorSpec(tensor.shape, tensor.dtype))
                   for name, tensor in zip(placeholders[:arguments], graph.inputs))
     imported = import_function(graph_def, named, captures, results, controls)
-    _keep_shapes(imported.graph, graph)
+    keep_shapes(imported.graph, graph)
     return Traced(graph_def, named, captures, results, tuple(controls), _packer(concrete), imported)
 
 
@@ -168,82 +169,6 @@ def _packer(concrete) -> Callable[[Sequence[tf.Tensor]], Any]:
                   for leaf in tf.nest.flatten(structure, expand_composites=True)]
         return tf.nest.pack_sequence_as(structure, leaves, expand_composites=True)
     return pack
-
-
-def _prepare(graph: tf.Graph) -> GraphDef:
-    """The graph's nodes for Grappler: placeholders as arguments, control flow as one op each.
-
-    What is fed may have any shape, so behind placeholders Grappler takes no shape for known, and leaves what it does
-    away with in plain Keras: `1.0 * x`, unfused activations, shapes as values. Arguments of a function tell theirs,
-    those of the variables behind handles included; only of a `VariableShape` it makes no constant. Loops and branches
-    stay whole: taken apart into switches and merges they could be neither planned nor copied.
-    """
-    graph_def = graph.as_graph_def(add_shapes=True)
-    for node in (*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)):
-        node.attr.pop("_lower_using_switch_merge", None)
-    position = {tensor.op.name: number for number, tensor in enumerate(graph.inputs)}
-    for node in graph_def.node:
-        operation = graph.get_operation_by_name(node.name)
-        if node.name in position:
-            _make_argument(node, operation.outputs[0], position[node.name])
-        elif node.op == "VariableShape":
-            _make_shape(node, operation)
-    return graph_def
-
-
-def _make_argument(node, tensor: tf.Tensor, position: int) -> None:
-    """Turns a placeholder into an argument of a function, with its shape and what is behind it if it is a handle."""
-    node.Clear()
-    node.name, node.op = tensor.op.name, "_Arg"
-    node.attr["T"].type, node.attr["index"].i = tensor.dtype.as_datatype_enum, position
-    node.attr["_output_shapes"].list.shape.append(tensor.shape.as_proto())
-    shape, dtype = private.handle_shape(tensor), private.handle_dtype(tensor)
-    if shape is not None:
-        node.attr["_handle_shapes"].list.shape.append(shape.as_proto())
-        node.attr["_handle_dtypes"].list.type.append(dtype.as_datatype_enum)
-
-
-def _make_shape(node, operation: tf.Operation) -> None:
-    """Turns a variable's shape as a value into a constant, where it is known."""
-    shape = private.handle_shape(operation.inputs[0])
-    if shape is None or not shape.is_fully_defined():
-        return
-    dtype = operation.outputs[0].dtype
-    node.Clear()
-    node.name, node.op = operation.name, "Const"
-    node.attr["dtype"].type = dtype.as_datatype_enum
-    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(shape.as_list(), dtype, [shape.rank]))
-
-
-def _keep_shapes(imported: tf.Graph, traced: tf.Graph) -> None:
-    """Gives back the shapes that Python code had found or set while tracing, which no node tells, and what follows from
-    them."""
-    found = {operation.name: operation for operation in traced.get_operations()}
-    for operation in imported.get_operations():
-        if all(tensor.shape.is_fully_defined() for tensor in operation.outputs):
-            continue
-        original = found.get(operation.name)
-        sources = [_inferred(operation), original if original is not None and original.type == operation.type else None]
-        for source in filter(None, sources):
-            for tensor, known in zip(operation.outputs, source.outputs):
-                if not tensor.shape.is_fully_defined() and tensor.shape.is_compatible_with(known.shape):
-                    tensor.set_shape(known.shape)
-
-
-def _inferred(operation: tf.Operation) -> tf.Operation | None:
-    """The same op alone, on inputs of the shapes that are known by now; None for one that calls functions."""
-    node = operation.node_def
-    if any(attribute.WhichOneof("value") == "func" for attribute in node.attr.values()):
-        return None
-    with tf.Graph().as_default() as graph:
-        for position, tensor in enumerate(operation.inputs):
-            value = tf.get_static_value(tensor)
-            (tf.compat.v1.placeholder(tensor.dtype, tensor.shape, f"input_{position}") if value is None else
-             tf.constant(value, tensor.dtype, name=f"input_{position}"))
-        feeds = {f"input_{position}:0": graph.get_tensor_by_name(f"input_{position}:0") for position in range(len(operation.inputs))}
-        del node.input[:]
-        node.input.extend(feeds)
-        return tf.graph_util.import_graph_def(GraphDef(node=[node]), input_map=feeds, return_elements=[node.name], name="alone")[0]
 
 
 def _own_functions(graph_def: GraphDef) -> GraphDef:

@@ -40,6 +40,7 @@ def assert_plain(model, batch, steps_before: int = 0) -> None:
     assert_same_variables(model, reference)
 
 
+@pytest.mark.kind("life cycle", "a model that is not compiled", refused="NotCompiledError")
 def test_a_model_must_be_compiled():
     model = keras.Sequential([layers.Input((2,)), layers.Dense(1)])
     with pytest.raises(NotCompiledError, match=r"You must call `compile\(\)`"):
@@ -93,6 +94,7 @@ def test_unknown_settings_are_refused_at_once(arguments, error, text):
     assert not hasattr(model, "checkmate")
 
 
+@pytest.mark.kind("life cycle", "a budget below the floor", refused="InfeasibleBudgetError")
 def test_a_budget_below_the_floor_names_the_floor_and_a_budget_that_works(batch):
     model = _sgd()
     needs = checkmate_tf.estimate(model, *batch, profile="cpu", verbose=0)
@@ -156,6 +158,7 @@ def test_other_tensors_on_the_device_count_and_are_named(batch):
     del held
 
 
+@pytest.mark.kind("data and fit", "run_eagerly", refused="UnsupportedError")
 def test_eager_models_are_refused_before_and_after(batch):
     eager = _sgd(run_eagerly=True)
     with pytest.raises(UnsupportedError, match="run_eagerly=True"):
@@ -169,6 +172,7 @@ def test_eager_models_are_refused_before_and_after(batch):
     model.train_on_batch(*batch)
 
 
+@pytest.mark.kind("data and fit", "distribution strategies", refused="UnsupportedError")
 @pytest.mark.parametrize("strategy", [lambda: tf.distribute.MirroredStrategy(["CPU:0"]), lambda: tf.distribute.OneDeviceStrategy("CPU:0")],
                          ids=["mirrored", "one_device"])
 def test_other_strategies_are_refused(strategy):
@@ -201,6 +205,7 @@ def test_a_batch_without_its_size_is_refused():
         checkmate_tf.estimate(_sgd(), tf.TensorSpec([None, 16, 16, 3]), tf.TensorSpec([None], tf.int64), profile="cpu")
 
 
+@pytest.mark.kind("own training steps", "make_train_function overridden", refused="UnsupportedError")
 def test_a_class_that_makes_its_own_train_function_is_refused():
     class Own(keras.Model):
         def make_train_function(self, force=False):
@@ -320,6 +325,7 @@ def test_a_plan_that_was_tampered_with_is_refused_and_the_model_left_as_it_was(c
     assert_plain(model, batch)
 
 
+@pytest.mark.kind("life cycle", "a saved plan of another model or batch size", refused="PlanError")
 def test_the_plan_of_another_model_is_refused_and_the_model_left_as_it_was(saved, batch):
     model = _sgd(width=8)
     checkmate_tf.compile(model, Solution.load(saved), **QUIET)

@@ -89,6 +89,7 @@ def test_a_larger_batch_is_planned_anew():
     assert len(model.checkmate._steps) == 2
 
 
+@pytest.mark.kind("life cycle", "a larger batch: plans again")
 def test_a_larger_batch_that_does_not_fit_the_old_plan_is_solved_again():
     x, y = digits(48)
     model, solver = _sgd(), Recomputes(share=1.0)
@@ -102,6 +103,7 @@ def test_a_larger_batch_that_does_not_fit_the_old_plan_is_solved_again():
     assert model.checkmate.measured_peak_bytes <= budget
 
 
+@pytest.mark.kind("life cycle", "compile of Keras again: plans afresh")
 def test_compiling_the_model_again_keeps_the_budget_and_plans_afresh(batch):
     model, solver = _sgd(), Recomputes()
     recompute(model, solver=solver)
@@ -115,6 +117,7 @@ def test_compiling_the_model_again_keeps_the_budget_and_plans_afresh(batch):
     assert len(solver.calls) == 3 and model.checkmate.estimate.resident["optimizer slots"] < 100
 
 
+@pytest.mark.kind("life cycle", "compile of ours again: another budget")
 def test_another_budget_replaces_the_first(batch):
     model = _sgd()
     recompute(model, share=0.6)
@@ -127,6 +130,7 @@ def test_another_budget_replaces_the_first(batch):
     assert_same_variables(model, _plain_after(2, batch))
 
 
+@pytest.mark.kind("life cycle", "restore")
 def test_restoring_gives_plain_keras_back(batch):
     model = recompute(_sgd())
     model.train_on_batch(*batch)
@@ -156,6 +160,7 @@ def test_layers_frozen_in_between_stay_as_they_are(batch):
     assert_same_variables(model, plain)
 
 
+@pytest.mark.kind("life cycle", "set_weights between steps")
 @COPIES
 def test_weights_set_between_steps_are_what_the_next_step_trains(batch):
     model, plain = recompute(_sgd()), _sgd()
@@ -167,6 +172,7 @@ def test_weights_set_between_steps_are_what_the_next_step_trains(batch):
     assert_same_variables(model, plain)
 
 
+@pytest.mark.kind("life cycle", "several models in one process")
 def test_two_models_train_within_their_own_budgets(batch):
     first, second = recompute(_sgd(), share=0.5), recompute(_sgd(dropout=0.3), share=0.9)
     for _ in range(2):
@@ -177,6 +183,7 @@ def test_two_models_train_within_their_own_budgets(batch):
     assert_same_variables(first, _plain_after(2, batch))
 
 
+@pytest.mark.kind("life cycle", "clone_model: a plain model")
 def test_a_clone_is_a_plain_model(batch):
     model = recompute(_sgd())
     model.train_on_batch(*batch)
@@ -186,6 +193,7 @@ def test_a_clone_is_a_plain_model(batch):
     clone.train_on_batch(*batch)
 
 
+@pytest.mark.kind("life cycle", "pickling: comes back plain")
 @COPIES
 def test_a_pickled_model_comes_back_plain_and_trains(batch):
     model = recompute(_sgd())
@@ -198,6 +206,7 @@ def test_a_pickled_model_comes_back_plain_and_trains(batch):
     assert_same_variables(model, again)
 
 
+@pytest.mark.kind("life cycle", "save, load without this package")
 @COPIES
 def test_a_saved_model_loads_and_trains_where_this_package_is_not(batch, tmp_path):
     model = recompute(_sgd())
@@ -218,6 +227,7 @@ np.savez("after.npz", *[variable.numpy() for variable in model.trainable_variabl
         np.testing.assert_allclose(variable.numpy(), after[f"arr_{position}"], rtol=2e-5, atol=1e-6, err_msg=variable.path)
 
 
+@pytest.mark.kind("life cycle", "jit_compile: ignored with a message")
 def test_jit_compile_is_switched_off_with_a_message(batch, capsys):
     model = _sgd(jit_compile=True)
     recompute(model, verbose=1)
@@ -277,6 +287,7 @@ checkmate_tf.plan(model, 0.7, x, y, profile="cpu", time_limit=2, verbose=0).save
 """
 
 
+@pytest.mark.kind("life cycle", "a plan saved by another process")
 def test_a_plan_saved_by_another_process_is_taken(batch, tmp_path):
     path = str(tmp_path / "plan.json")
     script = _SAVE_PLAN.format(paths=[name for name in sys.path if name], size=BATCH, path=path)

@@ -150,7 +150,7 @@ KINDS = {
     "RandomZoom": lambda: layers.RandomZoom(0.2),
     "RandomContrast": lambda: layers.RandomContrast(0.2, value_range=(0, 1)),
     "RandomBrightness": lambda: layers.RandomBrightness(0.2, value_range=(0, 1)),
-    "Lambda with raw TensorFlow": lambda: layers.Lambda(lambda x: tf.nn.local_response_normalization(x) + tf.cumsum(x, axis=1)),
+    "Lambda with raw TensorFlow": lambda: layers.Lambda(lambda x: tf.nn.lrn(x) + tf.cumsum(x, axis=1)),
     "add_loss": Penalized,
     "activity_regularizer": lambda: layers.Conv2D(SHAPE[-1], 3, padding="same", activity_regularizer="l2"),
     "non-trainable counters": Counts,
@@ -184,7 +184,8 @@ def test_layers_train_as_plain_keras(kind):
 CONVOLUTIONS = {
     "Conv2D, dilated": lambda: [layers.Conv2D(8, 3, dilation_rate=2, padding="same")],
     "Conv2D, groups": lambda: [layers.Conv2D(8, 3, groups=2, padding="same")],
-    "Conv2DTranspose": lambda: [layers.Conv2D(8, 3, strides=2, padding="same"), layers.Conv2DTranspose(8, 3, strides=2, padding="same")],
+    "Conv2DTranspose": lambda: [layers.Conv2D(8, 3, strides=2, padding="same"),
+                                layers.Conv2DTranspose(8, 3, strides=2, padding="same")],
     "SeparableConv2D": lambda: [layers.SeparableConv2D(8, 3, padding="same")],
     "DepthwiseConv2D": lambda: [layers.DepthwiseConv2D(3, padding="same", depth_multiplier=2), layers.Conv2D(8, 1)],
     "Conv1D": lambda: [layers.Reshape((64, 8)), layers.Conv1D(8, 5, padding="causal"), layers.Reshape(SHAPE)],

@@ -82,7 +82,8 @@ KINDS = {
     "SimpleRNN": _recurrent(layers.SimpleRNN),
     "Bidirectional": _bidirectional(),
     "Bidirectional, unrolled": _bidirectional(unroll=True),
-    "stacked cells": lambda: _network(lambda value: layers.RNN([layers.LSTMCell(12), layers.GRUCell(12)], return_sequences=True)(value)),
+    "stacked cells": lambda: _network(
+        lambda value: layers.RNN([layers.LSTMCell(12), layers.GRUCell(12)], return_sequences=True)(value)),
     "TimeDistributed": _distributed,
     "keras.ops.scan": lambda: _network(Along(_scanned)),
     "keras.ops.fori_loop": lambda: _network(Along(_repeated)),
@@ -130,13 +131,16 @@ def test_a_loop_of_the_users_own_trains_the_same():
     def make():
         weights = [tf.Variable(tf.random.stateless_normal([16, 16], [3, number]) / 4) for number in range(4)]
 
+        def repeated(count, value):
+            return count + 1, tf.sin(value) + 0.5 * value
+
         @tf.function
         def step(x):
             with tf.GradientTape() as tape:
                 value = x
                 for weight in weights:
                     value = tf.nn.swish(value @ weight)
-                    value = tf.while_loop(lambda count, v: count < 5, lambda count, v: (count + 1, tf.sin(v) + 0.5 * v), [0, value])[1]
+                    value = tf.while_loop(lambda count, _: count < 5, repeated, [0, value])[1]
                     value = tf.nn.softplus(value)
                 loss = tf.reduce_mean(value ** 2)
             for weight, gradient in zip(weights, tape.gradient(loss, weights)):

@@ -31,8 +31,8 @@ def _classifier(inputs, value):
 
 
 def _sequential():
-    return _compiled(keras.Sequential([layers.Input((8, 8, 3)), _conv(), layers.BatchNormalization(), _conv(), _conv(), layers.Flatten(),
-                                       layers.Dense(4, activation="softmax")]))
+    return _compiled(keras.Sequential([layers.Input((8, 8, 3)), _conv(), layers.BatchNormalization(), _conv(), _conv(),
+                                       layers.Flatten(), layers.Dense(4, activation="softmax")]))
 
 
 def _deferred():
@@ -207,7 +207,8 @@ KINDS = {
     "MultiHeadAttention, mask from an embedding": (_self_attention(), TOKENS, LABELS),
     "MultiHeadAttention, causal": (_self_attention(causal=True), TOKENS, LABELS),
     "MultiHeadAttention, explicit mask": (_explicit_mask, TOKENS, LABELS),
-    "GroupedQueryAttention": (lambda: _attention(lambda value: layers.GroupQueryAttention(8, 4, 2, use_bias=False)(value, value), False), TOKENS, LABELS),
+    "GroupedQueryAttention": (lambda: _attention(
+        lambda value: layers.GroupQueryAttention(8, 4, 2, use_bias=False)(value, value), False), TOKENS, LABELS),
     "Attention and AdditiveAttention": (lambda: _attention(lambda value: layers.Add()([
         layers.Attention(use_scale=True)([value, value]), layers.AdditiveAttention()([value, value])]), True), TOKENS, LABELS),
     "Masking": (_masking, _sequences(), LABELS),

@@ -63,7 +63,8 @@ UPDATES = {
         1e-2, gradient_accumulation_steps=2, use_ema=True, ema_momentum=0.5, global_clipnorm=0.1),
     "LossScaleOptimizer": lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.05, momentum=0.9), dynamic_growth_steps=2),
     "ExponentialDecay": lambda: optimizers.SGD(optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
-    "CosineDecay with warm-up": lambda: optimizers.Adam(optimizers.schedules.CosineDecay(1e-3, 4, warmup_target=1e-2, warmup_steps=2)),
+    "CosineDecay with warm-up": lambda: optimizers.Adam(
+        optimizers.schedules.CosineDecay(1e-3, 4, warmup_target=1e-2, warmup_steps=2)),
     "PiecewiseConstantDecay": lambda: optimizers.SGD(optimizers.schedules.PiecewiseConstantDecay([2, 3], [0.1, 0.05, 0.01])),
 }
 
@@ -139,11 +140,12 @@ def test_metrics_and_weighted_metrics_count_as_plain_keras(kind):
 
     def fresh():
         return [metric() if callable(metric) else metric for metric in metrics]
-    assert_same_training(lambda: _network(optimizers.SGD(0.05, momentum=0.9), loss, activation, metrics=fresh(), weighted_metrics=["mse"]),
-                         train_on(X, y, np.linspace(0.5, 1.5, 128, dtype=np.float32)))
+    def make():
+        return _network(optimizers.SGD(0.05, momentum=0.9), loss, activation, metrics=fresh(), weighted_metrics=["mse"])
+    assert_same_training(make, train_on(X, y, np.linspace(0.5, 1.5, 128, dtype=np.float32)))
 
 
-@pytest.fixture(params=["mixed_bfloat16", "mixed_float16", "float64"])
+@pytest.fixture
 def precision(request):
     keras.config.set_dtype_policy(request.param)
     yield request.param
@@ -151,6 +153,7 @@ def precision(request):
 
 
 @pytest.mark.kind("precisions")
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16", "float64"], indirect=True)
 def test_precisions_train_as_plain_keras(precision):
     """Half precision's last bit is 1e-3, bfloat16's 8e-3, and a sum in another order differs in some."""
     tolerance = {"mixed_bfloat16": 4e-2, "mixed_float16": 5e-3, "float64": 1e-9}[precision]

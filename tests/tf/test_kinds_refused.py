@@ -35,7 +35,8 @@ def _compiled(model, optimizer="sgd"):
 
 
 def _with(make_layer):
-    return lambda: _compiled(keras.Sequential([layers.Input((8, 8, 3)), make_layer(), layers.Flatten(), layers.Dense(4, activation="softmax")]))
+    return lambda: _compiled(keras.Sequential([layers.Input((8, 8, 3)), make_layer(), layers.Flatten(),
+                                               layers.Dense(4, activation="softmax")]))
 
 
 def _embedding(optimizer):

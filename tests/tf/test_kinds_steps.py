@@ -28,12 +28,13 @@ def _features(depth=3):
 
 
 def _critic():
-    return keras.Sequential([layers.Input((8, 8, 3)), _conv(), _conv(), _conv(), layers.GlobalAveragePooling2D(), layers.Dense(1)])
+    return keras.Sequential([_features(), layers.Dense(1)])
 
 
 def _generator():
     return keras.Sequential([layers.Input((6,)), layers.Dense(4 * 4 * 8, activation="swish"), layers.Reshape((4, 4, 8)),
-                             layers.BatchNormalization(), layers.Conv2DTranspose(8, 4, strides=2, padding="same", activation="swish"),
+                             layers.BatchNormalization(),
+                             layers.Conv2DTranspose(8, 4, strides=2, padding="same", activation="swish"),
                              _conv(), layers.Conv2D(3, 3, padding="same", activation="sigmoid")])
 
 

@@ -68,13 +68,16 @@ class _Signals:
     name = "signals"
 
     def search(self, graph, budget_bytes, limits, report):
-        return checkmate_tf.solvers.get("auto").search(graph, budget_bytes, limits, lambda progress: signal.raise_signal(signal.SIGINT))
+        def told(progress):
+            signal.raise_signal(signal.SIGINT)
+        return checkmate_tf.solvers.get("auto").search(graph, budget_bytes, limits, told)
 
 
 @pytest.mark.kind("life cycle", "Ctrl-C while planning: the best plan so far, else plain Keras again")
 def test_an_interrupt_while_auto_is_solving_takes_the_best_plan_so_far(batch):
     model = _sgd()
-    checkmate_tf.compile(model, tight_budget(model, *batch, share=0.8), solver=_Signals(), time_limit=60, profile="cpu", verbose=0)
+    budget = tight_budget(model, *batch, share=0.8)
+    checkmate_tf.compile(model, budget, solver=_Signals(), time_limit=60, profile="cpu", verbose=0)
     started = time.monotonic()
     train_on(*batch, steps=2)(model)
     assert time.monotonic() - started < 20
@@ -107,11 +110,12 @@ def test_steps_of_one_model_run_one_after_another_whatever_thread_they_come_from
     reference = _sgd()
     train_on(*batch, steps=12)(reference)
     # Keras resets the metrics at the start of each call, also while another thread's is under way.
-    for variable, other in zip((*model.variables, *model.optimizer.variables), (*reference.variables, *reference.optimizer.variables)):
+    ours, theirs = ((*one.variables, *one.optimizer.variables) for one in (model, reference))
+    for variable, other in zip(ours, theirs):
         np.testing.assert_allclose(variable.numpy(), other.numpy(), rtol=2e-5, atol=1e-6, err_msg=variable.path)
 
 
-@pytest.mark.kind("life cycle", "a larger batch above the budget: InfeasibleBudgetError, smaller ones train on")
+@pytest.mark.kind("life cycle", "a larger batch above the budget (smaller ones train on)", refused="InfeasibleBudgetError")
 def test_a_batch_too_large_for_the_budget_is_an_error_and_the_others_train_on(data, batch):
     model = _sgd()
     recompute(model, budget=tight_budget(model, *batch, share=0.8), solver="greedy")
@@ -136,7 +140,8 @@ def test_a_loaded_model_goes_on_training_within_a_budget(batch, tmp_path):
     assert recomputations(loaded) > 0
     reference = _sgd()
     train_on(*batch, steps=4)(reference)
-    for variable, other in zip((*loaded.weights, *loaded.optimizer.variables), (*reference.weights, *reference.optimizer.variables)):
+    ours, theirs = ((*one.weights, *one.optimizer.variables) for one in (loaded, reference))
+    for variable, other in zip(ours, theirs):
         np.testing.assert_allclose(variable.numpy(), other.numpy(), rtol=2e-5, atol=1e-6, err_msg=variable.path)
 
 
@@ -165,8 +170,11 @@ def _made(folder):
 @pytest.mark.kind("life cycle", "TensorBoard")
 def test_tensorboard_writes_its_logs(data, tmp_path):
     pytest.importorskip("tensorboard", reason="Keras's TensorBoard callback needs that package")
-    assert_same_training(_sgd, lambda model: model.fit(
-        *data, batch_size=BATCH, verbose=0, shuffle=False, callbacks=[keras.callbacks.TensorBoard(tmp_path / model.name, update_freq=1)]))
+
+    def train(model):
+        board = keras.callbacks.TensorBoard(tmp_path / model.name, update_freq=1)
+        return model.fit(*data, batch_size=BATCH, verbose=0, shuffle=False, callbacks=[board])
+    assert_same_training(_sgd, train)
     assert len(list(tmp_path.rglob("events*"))) >= 2
 
 
@@ -205,10 +213,11 @@ def test_what_is_assigned_by_hand_is_what_the_next_step_reads(batch):
     assert_same_training(_sgd, train)
 
 
-@pytest.mark.kind("life cycle", "a saved plan of another batch size: PlanError")
+@pytest.mark.kind("life cycle", "a saved plan of another model or batch size", refused="PlanError")
 def test_a_plan_for_another_batch_size_is_refused_before_anything_is_trained(batch, tmp_path):
     model = _sgd()
-    checkmate_tf.plan(model, tight_budget(model, *batch), *batch, profile="cpu", solver="greedy", verbose=0).save(tmp_path / "plan.json")
+    solution = checkmate_tf.plan(model, tight_budget(model, *batch), *batch, profile="cpu", solver="greedy", verbose=0)
+    solution.save(tmp_path / "plan.json")
     checkmate_tf.compile(model, Solution.load(tmp_path / "plan.json"), profile="cpu", verbose=0)
     with pytest.raises(checkmate_tf.PlanError, match="another graph"):
         model.train_on_batch(batch[0][:7], batch[1][:7])

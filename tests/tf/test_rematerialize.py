@@ -47,6 +47,7 @@ def _tight(step) -> int:
     return int(needs.resident_bytes + 0.6 * (needs.keep_all_peak_bytes - needs.resident_bytes))
 
 
+@pytest.mark.kind("own training steps", "custom loops (rematerialize)")
 def test_a_custom_loop_trains_the_same_and_recomputes():
     (step, variables), (reference, expected) = _loop(), _loop()
     # Priced by measuring: a named profile knows no scratch, so that the first plans may be replaced.

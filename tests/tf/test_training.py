@@ -75,12 +75,14 @@ WAYS = {
 }
 
 
+@pytest.mark.kind("data and fit")
 @pytest.mark.parametrize("way", WAYS)
 def test_training_equals_plain_keras(way, data):
     x, y = data
     assert_same_training(_sgd, lambda model: WAYS[way](model, x, y))
 
 
+@pytest.mark.kind("data and fit", "steps_per_execution")
 def test_several_steps_per_execution_with_a_remainder_equal_plain_keras(data):
     x, y = data
     calls = []
@@ -103,6 +105,7 @@ def test_dropout_draws_the_masks_that_plain_keras_draws(data):
     assert_same_training(lambda: _sgd(dropout=0.4), lambda model: WAYS["arrays"](model, x, y))
 
 
+@pytest.mark.kind("data and fit", "a smaller last batch")
 def test_a_smaller_last_batch_runs_under_the_same_plan_without_solving(data):
     x, y = data
     model, solver = _sgd(), Recomputes()
@@ -160,6 +163,7 @@ def _two_ended(join):
     return model
 
 
+@pytest.mark.kind("models", "inputs and outputs as dictionaries or lists")
 @pytest.mark.parametrize("join", [lambda one, a, other, b: {one: a, other: b}, lambda one, a, other, b: [a, b]],
                          ids=["dictionaries", "lists"])
 def test_nested_inputs_and_outputs_equal_plain_keras(join, data):
@@ -199,6 +203,7 @@ def _own_loss():
     return model
 
 
+@pytest.mark.kind("models", "subclassed, not built, without targets")
 @pytest.mark.parametrize("train", [lambda model, x: model.fit(x, epochs=2, **QUIET),
                                    lambda model, x: [model.train_on_batch(x[:BATCH]) for _ in range(3)]],
                          ids=["fit", "train_on_batch"])
@@ -226,6 +231,7 @@ class OwnStep(keras.Model):
         return {"loss": loss, "norm": self.seen.result()}
 
 
+@pytest.mark.kind("own training steps", "clipped gradients, a tracker")
 def test_a_train_step_of_the_users_own_equals_plain_keras(data):
     x, y = data
 
@@ -268,6 +274,7 @@ def test_every_variable_has_the_same_bits_as_without_recomputation(optimizer, da
         np.testing.assert_array_equal(planned[name], value, err_msg=name)
 
 
+@pytest.mark.kind("data and fit", "150 steps on end")
 def test_the_loss_follows_plain_keras_over_150_steps(data):
     x, y = data
     losses = []
