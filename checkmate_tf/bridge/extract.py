@@ -28,14 +28,14 @@ from collections.abc import Iterable, Mapping
 import tensorflow as tf
 
 from checkmate_tf.bridge import private
-from checkmate_tf.bridge.trace import Traced, is_control, tensor_name
+from checkmate_tf.bridge.loops import Inside
+from checkmate_tf.bridge.trace import COPIED_BYTES, SOURCES, Traced, is_control, tensor_name
 from checkmate_tf.bridge.views import PIECES, is_view
 from checkmate_tf.ir.errors import UnsupportedError
 from checkmate_tf.ir.graph import Graph, Op, Value
 from checkmate_tf.ir.units import in_granules
 from checkmate_tf.ir.verify import verify_graph
 
-SOURCES = frozenset({"Const", "Placeholder"})
 _READS = frozenset({"ReadVariableOp", "VariableShape", "ResourceGather", "ResourceGatherNd"})
 _UNSIZED = frozenset({tf.resource, tf.variant, tf.string})
 _WORKSPACE_READERS = {"MaxPoolGrad": "MaxPool", "MaxPool3DGrad": "MaxPool3D"}      # both: result of the pooling as input 1
@@ -54,6 +54,7 @@ class _Draft:
     sizes: list[tuple[int, tuple[int, ...], str]]
     once: str | None
     backward: bool
+    scratch_bytes: int
     overwrites: list[tuple[str, int]] = dataclasses.field(default_factory=list)
 
 
@@ -80,7 +81,8 @@ def extract(traced: Traced) -> Graph:
         producers = {values[value].producer for value in inputs}
         after = tuple(sorted({index_of[other] for other in draft.after} - producers))
         ops.append(Op(index, name, draft.kind, inputs,
-                      tuple(value_of[name, port] for port in range(len(draft.sizes))), after, once=draft.once,
+                      tuple(value_of[name, port] for port in range(len(draft.sizes))), after,
+                      scratch_bytes=draft.scratch_bytes, once=draft.once,
                       overwrites=tuple(value_of[tensor] for tensor in draft.overwrites), backward=draft.backward))
     roots = Roots(traced)
     results = {value_of[tensor] for name in traced.results for tensor in roots.of(name)}
@@ -126,7 +128,7 @@ class Roots:
 
 def _drafts(traced: Traced) -> dict[str, _Draft]:
     """Every op in the order of tracing."""
-    roots = Roots(traced)
+    roots, inside = Roots(traced), inside_of(traced)
     relayed: dict[str, frozenset[str]] = {}
     drafts: dict[str, _Draft] = {}
     for node in traced.graph_def.node:
@@ -144,9 +146,25 @@ def _drafts(traced: Traced) -> dict[str, _Draft]:
         inputs = [root for name in node.input if not is_control(name) for root in roots.of(name)]
         operation = traced.function.graph.get_operation_by_name(node.name)
         backward = ("gradient_tape" in node.name or any(drafts[op].backward for op, _ in inputs))
-        drafts[node.name] = _Draft(node.name, node.op, inputs, after, [_size(tensor) for tensor in operation.outputs],
-                                   _once(operation), backward)
+        sizes = [_size(tensor) for tensor in operation.outputs]
+        for position, size in inside.list_bytes(operation).items():
+            sizes[position] = (in_granules(size), (size,), "uint8")
+        drafts[node.name] = _Draft(node.name, node.op, inputs, after, sizes, _once(operation), backward,
+                                   inside.scratch_bytes(operation))
     return drafts
+
+
+def inside_of(traced: Traced) -> Inside:
+    """What looks into the loops and branches of a step."""
+    return Inside({function.signature.name: function for function in traced.graph_def.library.function}, _held_bytes)
+
+
+def _held_bytes(tensor: tf.Tensor) -> int:
+    """The bytes of a tensor inside of a loop; what has no size or none that is known counts as nothing."""
+    if tensor.dtype in _UNSIZED or not tensor.shape.is_fully_defined():
+        return 0
+    size = tensor.shape.num_elements() * tensor.dtype.size
+    return 0 if tensor.op.type == "ReadVariableOp" and size > COPIED_BYTES else in_granules(size)
 
 
 def pooling_of(operation: tf.Operation) -> tf.Operation | None:

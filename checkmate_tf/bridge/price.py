@@ -15,8 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from checkmate_tf.bridge.extract import Roots
-from checkmate_tf.bridge.trace import Traced
+from checkmate_tf.bridge.extract import Roots, inside_of
+from checkmate_tf.bridge.loops import Inside
+from checkmate_tf.bridge.trace import SOURCES, Traced
+from checkmate_tf.bridge.views import is_view
 from checkmate_tf.ir.graph import Graph, Op
 from checkmate_tf.ir.verify import verify_graph
 from checkmate_tf.profiles import OpKey, Profile
@@ -31,19 +33,30 @@ _STATIC_ELEMENTS = 64
 def price(traced: Traced, graph: Graph, profile: Profile) -> Graph:
     """The same graph (same key) with the seconds, scratch bytes and reuses that the profile gives for each op.
 
-    A pooling alone holds its workspace as scratch; where the workspace is an output, it is not counted twice.
+    A pooling alone holds its workspace as scratch; where the workspace is an output, it is not counted twice. A loop that was
+    not measured has the scratch of one turn and the work of all.
     """
     ops = []
-    roots = Roots(traced)
+    roots, inside = Roots(traced), inside_of(traced)
     value_of = {(graph.ops[value.producer].name, value.port): value.index for value in graph.values}
     for op in graph.ops:
         operation = traced.function.graph.get_operation_by_name(op.name)
-        cost = profile.cost(op_key(traced, operation), flops(operation), moved_bytes(operation))
+        cost = profile.cost(op_key(traced, operation), *_work(inside, operation))
         left_bytes = sum(graph.values[value].bytes for value in op.outputs[len(operation.outputs):])
         read = [tuple(value_of[root] for root in roots.of(tensor.name)) for tensor in operation.inputs]
-        ops.append(dataclasses.replace(op, seconds=cost.seconds, scratch_bytes=max(0, cost.scratch_bytes - left_bytes),
+        ops.append(dataclasses.replace(op, seconds=cost.seconds, scratch_bytes=max(op.scratch_bytes, cost.scratch_bytes - left_bytes),
                                        reuses=_reused_values(graph, op, read, cost.reuses)))
     return verify_graph(dataclasses.replace(graph, ops=tuple(ops)))
+
+
+def _work(inside: Inside, operation: tf.Operation) -> tuple[float, int]:
+    """The floating-point operations and the bytes moved, of every turn of a loop, of the dearer of two branches."""
+    parts = [[_work(inside, part) for part in body.get_operations() if part.type not in SOURCES and not is_view(part)]
+             for body in inside.bodies(operation)]
+    if not parts:
+        return flops(operation), moved_bytes(operation)
+    turns = inside.turns(operation)
+    return tuple(turns * max(sum(part[kind] for part in body) for body in parts) for kind in (0, 1))
 
 
 def _reused_values(graph: Graph, op: Op, read: Sequence[tuple[int, ...]], positions: Sequence[int]) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ from checkmate_tf.ir.errors import UnsupportedError
 
 GraphDef = tf.compat.v1.GraphDef
 COPIED_BYTES = 1 << 16          # variables up to this size are assigned to by copying
+SOURCES = frozenset({"Const", "Placeholder"})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,14 +11,14 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-_ALWAYS = frozenset({"Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient", "Bitcast"})
+ALWAYS = frozenset({"Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient", "Bitcast"})
 PIECES = frozenset({"Split", "SplitV", "Unpack", "Slice", "StridedSlice"})
 _ALIGNED_BYTES = 64             # of TensorFlow's tensors on every device
 
 
 def is_view(operation: tf.Operation) -> bool:
     """Whether all outputs of the op lie in its input's memory; shapes and positions that are not static say no."""
-    if operation.type in _ALWAYS:
+    if operation.type in ALWAYS:
         return True
     lies_in_input = _SOMETIMES.get(operation.type)
     return (lies_in_input is not None and all(tensor.shape.is_fully_defined() for tensor in operation.inputs)

@@ -55,13 +55,13 @@ def train_on(*batch, steps: int = 3) -> Callable:
     return lambda model: [model.train_on_batch(*batch) for _ in range(steps)]
 
 
-def assert_same_training(make: Callable, train: Callable, rtol: float = 2e-5, **settings):
+def assert_same_training(make: Callable, train: Callable, rtol: float = 2e-5, share: float = 0.6):
     """Trains one copy as plain Keras and one under a plan that recomputes, and compares what comes back and every
     variable.
 
-    make() gives a compiled model, train(model) trains it. Returns the model that recomputed.
+    make() gives a compiled model, train(model) trains it; share: as in `Recomputes`. Returns the model that recomputed.
     """
-    plain, ours = make(), recompute(make(), **settings)
+    plain, ours = make(), recompute(make(), share)
     keras.utils.set_random_seed(11)
     expected = train(plain)
     keras.utils.set_random_seed(11)
