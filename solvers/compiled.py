@@ -6,15 +6,26 @@ Compiling the search takes some ten seconds, so its machine code is kept next to
 read-only, in the user's cache folder. Numba throws it away when the file of a function changes, but not when a
 function that it calls from another file does: then old code would run on. Here all files of compiled code count for
 each of them.
+
+Numba tells functions of one name apart by numbers that start at 1 in every process. Where one process has compiled a part and
+cached it, and another one the rest, two functions can have the same number, and one is called for the other: such a cache
+crashed every process that read it. So here the numbers start anywhere.
 """
 
 import hashlib
+import itertools
 import pathlib
+import secrets
 
 import numba
+from numba.core.bytecode import FunctionIdentity
 
 _FILES = ("compiled.py", "slots.py", "drops.py", "moves.py", "fastsa.py")
+_NUMBER_BITS = 48
 _STAMP = hashlib.sha256(b"".join(pathlib.Path(__file__).with_name(name).read_bytes() for name in _FILES)).hexdigest()
+
+
+FunctionIdentity._unique_ids = itertools.count(secrets.randbits(_NUMBER_BITS))      # Numba offers no public way to say this
 
 
 def compiled(function):
@@ -32,5 +43,5 @@ def _cached(function, **options):
         dispatcher = numba.njit(cache=True, nogil=True, **options)(function)
     except RuntimeError:  # there is no folder to write to
         return numba.njit(nogil=True, **options)(function)
-    dispatcher._cache._cache_file._source_stamp = _STAMP  # Numba offers no public way to say this
+    dispatcher._cache._cache_file._source_stamp = _STAMP  # nor to say this
     return dispatcher
