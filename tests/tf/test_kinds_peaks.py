@@ -1,6 +1,10 @@
 """The peak that the allocator measures stays within a real budget, for one of each sort of network; and a loose budget
 costs nothing."""
 
+import functools
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -21,7 +25,7 @@ def _recurrent(unroll: bool):
     keras.utils.set_random_seed(7)
     value = inputs = layers.Input((24, 32))
     for _ in range(2):
-        value = layers.Dense(96, activation="swish")(value)
+        value = layers.Dense(256, activation="swish")(layers.Dense(128, activation="swish")(value))
         value = layers.LSTM(48, return_sequences=True, unroll=unroll)(value)
     model = keras.Model(inputs, layers.Dense(8)(layers.LayerNormalization()(value)))
     model.compile(_sgd(), "mse")
@@ -41,17 +45,19 @@ def _attention():
 
 
 SEQUENCES = DRAWN.random((64, 24, 32), np.float32), DRAWN.random((64, 24, 8), np.float32)
-KINDS = {
-    "unrolled loops": (lambda: _recurrent(unroll=True), SEQUENCES),
-    "attention": (_attention, (DRAWN.integers(0, 1000, (32, 48)), DRAWN.integers(0, 4, 32))),
-    "convolutions, dropout": (lambda: conv_net(optimizer=_sgd(), activation="swish", size=32, dropout=0.3), digits(32, size=32)),
+LOOPS = functools.partial(_recurrent, unroll=False), SEQUENCES
+KINDS = {       # make, batch, where a tight budget lies
+    "unrolled loops": (functools.partial(_recurrent, unroll=True), SEQUENCES, 0.8),
+    "attention": (_attention, (DRAWN.integers(0, 1000, (32, 48)), DRAWN.integers(0, 4, 32)), 0.6),
+    "convolutions, dropout": (lambda: conv_net(optimizer=_sgd(), activation="swish", size=32, dropout=0.3), digits(32, size=32), 0.6),
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_measured_peak_is_within_the_budget(kind):
-    make, batch = KINDS[kind]
-    assert_trains_within(make, *batch)
+    make, batch, share = KINDS[kind]
+    assert_trains_within(make, *batch, share=share)
 
 
 def _peak_above_what_is_held(model, batch) -> int:
@@ -63,12 +69,13 @@ def _peak_above_what_is_held(model, batch) -> int:
     return measure.measured_memory()[1] - held_bytes
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "loops"])
 def test_with_a_loose_budget_nothing_is_recomputed_and_no_more_memory_taken_than_by_plain_keras(kind):
-    make, batch = KINDS[kind]
+    """Plain Keras's own peak differs by some per cent from run to run, as its executor's order does."""
+    make, batch = (KINDS | {"loops": LOOPS})[kind][:2]
     plain_bytes = _peak_above_what_is_held(make(), batch)
     model = checkmate_tf.compile(make(), "100GB", verbose=0)
-    assert _peak_above_what_is_held(model, batch) <= plain_bytes
+    assert _peak_above_what_is_held(model, batch) <= 1.06 * plain_bytes
     assert recomputations(model) == 0
 
 
@@ -81,12 +88,35 @@ def _classifier_of_words():
     return model
 
 
-@pytest.mark.slow
-@pytest.mark.kind("losses", "cross-entropy over [16, 256, 8192]")
-def test_the_temporaries_of_a_loss_that_dwarfs_the_model_are_counted_and_can_be_dropped():
-    """Each is 16 * 256 * 8192 * 4 = 134 MB, and the model 2 MB."""
+def test_what_loops_hold_inside_is_most_of_what_is_estimated():
+    """The shapes around the loops tell a third of it."""
+    make, batch = LOOPS
+    needs = checkmate_tf.estimate(make(), *batch, verbose=0)
+    model = checkmate_tf.compile(make(), "100GB", verbose=0)
+    measured_bytes = _peak_above_what_is_held(model, batch)
+    assert 0.75 * measured_bytes <= needs.keep_all_peak_bytes - needs.resident_bytes <= 1.05 * measured_bytes
+
+
+_WORDS = """
+import sys
+sys.path[:0] = {paths!r}
+import conftest, test_kinds_peaks
+test_kinds_peaks.train_words()
+"""
+
+
+def train_words() -> None:
+    """Each temporary is 16 * 256 * 8192 * 4 = 134 MB, and the model 2 MB."""
     words = DRAWN.integers(0, 8192, (16, 256))
     needs = checkmate_tf.estimate(_classifier_of_words(), words, words, verbose=0)
     assert needs.keep_all_peak_bytes > 3 * 134_217_728 > 3 * sum(needs.resident.values())
-    ours = assert_trains_within(_classifier_of_words, words, words, share=0.8, steps=3)
+    ours = assert_trains_within(_classifier_of_words, words, words, share=0.8)
     assert ours.checkmate.measured_peak_bytes < 3 * 134_217_728
+
+
+@pytest.mark.slow
+@pytest.mark.kind("losses", "cross-entropy over [16, 256, 8192]")
+def test_the_temporaries_of_a_loss_that_dwarfs_the_model_are_counted_and_can_be_dropped():
+    """In a process of its own, where memory is not in pieces that other tests have left."""
+    script = _WORDS.format(paths=[name for name in sys.path if name])
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=120)
