@@ -21,6 +21,7 @@ def parameters(notebook):
     return next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs_in_the_small_setting(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
