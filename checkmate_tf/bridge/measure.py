@@ -23,7 +23,7 @@ from checkmate_tf.bridge.extract import POOLED_RESULT, pooling_of, workspace_byt
 from checkmate_tf.bridge.price import flops, moved_bytes, op_key, static_value, tensor_bytes
 from checkmate_tf.bridge.trace import GraphDef, Traced, import_function
 from checkmate_tf.ir.graph import Graph
-from checkmate_tf.ir.units import in_granules
+from checkmate_tf.ir.units import GRANULE_BYTES, in_granules
 from checkmate_tf.profiles import OpCost, OpKey, Profile
 
 SMALL_BYTES = 1 << 19
@@ -32,6 +32,8 @@ _UNFEEDABLE = (tf.resource, tf.variant, tf.string)
 _REUSED_BYTES = 1 << 16
 _CHAIN_SECONDS = 0.004
 _MOST_COPIES = 16
+_TRIES = 6
+_WORTH_TRYING_BYTES = 1 << 20
 
 
 def device_name() -> str:
@@ -126,7 +128,10 @@ def _measure_one(traced: Traced, operation: tf.Operation) -> OpCost:
     if used_bytes > 0:
         empty = _allocate(operation)
         empty()
-        scratch_bytes = max(0, used_bytes - _peak_bytes(empty)) + in_granules(workspace_bytes(operation))
+        output_bytes = _peak_bytes(empty)
+        beyond_bytes = _least(lambda: max(0, _peak_bytes(lambda: single(feeds)) - output_bytes),
+                              max(0, used_bytes - output_bytes), used_bytes)
+        scratch_bytes = beyond_bytes + in_granules(workspace_bytes(operation))
         reuses = tuple(position for position in _reusable(operation)
                        if _is_reused(traced, operation, position))
     copies = int(min(_MOST_COPIES, _CHAIN_SECONDS / max(seconds, 1e-6)))
@@ -139,6 +144,24 @@ def _measure_one(traced: Traced, operation: tf.Operation) -> OpCost:
         chain(feeds)
         seconds = _best_of(lambda: chain(feeds), 2) / copies
     return OpCost(seconds, scratch_bytes, True, reuses)
+
+
+def _least(again: Callable[[], int], beyond_bytes: int, used_bytes: int) -> int:
+    """What a run takes beyond its outputs, where no chunk of nearly twice the size serves it.
+
+    A tensor of the size that was found takes the chunk that had served, and the run is made again: some times, as far as
+    there is room to spare.
+    """
+    least_bytes, fillers = beyond_bytes, []
+    for _ in range(_TRIES):
+        limit_bytes = memory_limit()
+        if beyond_bytes < _WORTH_TRYING_BYTES or (
+                limit_bytes is not None and measured_memory()[0] + 2 * (used_bytes + beyond_bytes) > limit_bytes):
+            break
+        fillers.append(tf.raw_ops.Empty(shape=[beyond_bytes // GRANULE_BYTES, GRANULE_BYTES], dtype=tf.uint8))
+        beyond_bytes = again()
+        least_bytes = min(least_bytes, beyond_bytes)
+    return least_bytes
 
 
 def _reusable(operation: tf.Operation) -> list[int]:

@@ -64,7 +64,12 @@ def test_a_loop_has_the_same_key_in_every_trace():
         *_operation(step, "StatelessWhile", tf.TensorSpec([4])))
 
 
-def test_measured_scratch_is_nothing_for_element_wise_ops_and_what_a_loop_holds_inside():
+@pytest.mark.parametrize("rooms", [(), (1.5,), (1.9,), (1.5, 1.9)])
+def test_measured_scratch_is_nothing_for_element_wise_ops_and_what_a_loop_holds_inside(rooms):
+    made = [tf.raw_ops.Empty(shape=[int(room * (32 << 20))], dtype=tf.uint8) for room in rooms for _ in range(6)]
+    fences = made[::2]          # what lies between is free, and handed out whole for less
+    del made
+
     def step(x):
         return tf.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, tf.reduce_sum(tf.tile(y[None], [64, 1]), 0)), (0, tf.tanh(x)))[1]
     traced = trace(step, tf.TensorSpec([1 << 17]))
@@ -78,6 +83,7 @@ def test_measured_scratch_is_nothing_for_element_wise_ops_and_what_a_loop_holds_
     priced = price(traced, graph, known.with_costs(costs))
     assert priced.key == graph.key
     assert not measure.missing(traced, graph, known.with_costs(costs))
+    del fences
 
 
 def _pooled(data):

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from budgets import Recomputes, assert_same_training, assert_same_variables, recompute, recomputations
 from checkmate_tf import planning
-from checkmate_tf.bridge import variables
+from checkmate_tf.bridge import measure, variables
 from checkmate_tf.bridge.emit import emit
 from checkmate_tf.ir.plan import plan_from_order
 from checkmate_tf.solvers import Limits
@@ -117,7 +117,9 @@ def test_a_smaller_last_batch_runs_under_the_same_plan_without_solving(data):
         large.prepared.graph.ops[op].name for op in large.solution.plan.order]
 
 
-def test_a_fraction_is_of_the_full_batch_and_holds_for_smaller_ones(data):
+def test_a_fraction_is_of_the_full_batch_and_holds_for_smaller_ones(data, monkeypatch):
+    # No peaks are read: with much else in the process, a few per cent of all of it are more than this model takes.
+    monkeypatch.setattr(measure, "measured_memory", lambda: None)
     x, y = data
     model, solver = _sgd(), Recomputes()
     recompute(model, budget=0.97, solver=solver)
