@@ -43,7 +43,9 @@ def price(traced: Traced, graph: Graph, profile: Profile) -> Graph:
         operation = traced.function.graph.get_operation_by_name(op.name)
         cost = profile.cost(op_key(traced, operation), *_work(inside, operation))
         left_bytes = sum(graph.values[value].bytes for value in op.outputs[len(operation.outputs):])
-        read = [tuple(value_of[root] for root in roots.of(tensor.name)) for tensor in operation.inputs]
+        # What is read in pieces is held to its end, and nobody writes into it.
+        read = [() if any(roots.is_cut(*root) for root in found) else tuple(value_of[root] for root in found)
+                for found in (roots.of(tensor.name) for tensor in operation.inputs)]
         ops.append(dataclasses.replace(op, seconds=cost.seconds, scratch_bytes=max(op.scratch_bytes, cost.scratch_bytes - left_bytes),
                                        reuses=_reused_values(graph, op, read, cost.reuses)))
     return verify_graph(dataclasses.replace(graph, ops=tuple(ops)))

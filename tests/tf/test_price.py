@@ -66,7 +66,7 @@ def test_a_loop_has_the_same_key_in_every_trace():
 
 @pytest.mark.parametrize("rooms", [(), (1.5,), (1.9,), (1.5, 1.9)])
 def test_measured_scratch_is_nothing_for_element_wise_ops_and_what_a_loop_holds_inside(rooms):
-    made = [tf.raw_ops.Empty(shape=[int(room * (32 << 20))], dtype=tf.uint8) for room in rooms for _ in range(6)]
+    made = [tf.raw_ops.Empty(shape=[int(room * (32 << 20))], dtype=tf.uint8) for room in rooms for _ in range(2)]
     fences = made[::2]          # what lies between is free, and handed out whole for less
     del made
 
