@@ -31,6 +31,7 @@ from checkmate_tf.bridge.extract import extract
 from checkmate_tf.bridge.price import price
 from checkmate_tf.bridge.rehearse import Places
 from checkmate_tf.bridge.trace import Traced, batch_specs, flatten_batch, trace
+from checkmate_tf.bridge.writes import settle
 from checkmate_tf.ir.errors import (BudgetError, InfeasibleBudgetError, NotCompiledError, ProfileError, SolverError,
                                     UnsupportedError)
 from checkmate_tf.ir.graph import Graph
@@ -120,10 +121,12 @@ def prepare_function(function: Callable, data: Any, profile: Profile | str, narr
     graph = extract(traced)
     profile = _profile(profile, traced, graph, narrate)
     graph = price(traced, graph, profile)
+    here = batch_is_there or (profile.device, profile.software) == (measure.device_description(), measure.software())
+    if here:
+        settle(handle for _, handle in traced.captures)
     residents = _residents(model, traced, graph, batch_is_there)
     graph = dataclasses.replace(graph, resident_bytes=residents.total)
     narrate("looking at where memory is free")
-    here = batch_is_there or (profile.device, profile.software) == (measure.device_description(), measure.software())
     places = Places(traced, graph, here, flatten_batch(data) if batch_is_there else ())
     return Prepared(traced, graph, residents, keep_all_timeline(graph), profile, places)
 
@@ -360,7 +363,8 @@ def _residents(model, traced: Traced, graph: Graph, batch_is_there: bool) -> Res
     others = max(0, graph.resident_bytes - traced.argument_bytes - weights - optimizer)
     gc.collect()
     held = measure.measured_memory()
-    there = (traced.argument_bytes if batch_is_there else 0) + weights + optimizer + others
+    # Constants come with the function to be made.
+    there = (traced.argument_bytes if batch_is_there else 0) + traced.capture_bytes
     elsewhere = max(0, held[0] - there) if held is not None else 0
     return Residents(weights, optimizer, others, traced.argument_bytes, elsewhere)
 

@@ -20,19 +20,25 @@ from collections.abc import Mapping
 from checkmate_tf.ir.errors import ProfileError
 
 OpKey = str
-_FORMAT = "checkmate_tf profile 3"
+_FORMAT = "checkmate_tf profile 4"
 _FOLDER = pathlib.Path(__file__).parent
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OpCost:
-    """The seconds one run takes, the bytes it needs beyond inputs and outputs, whether both were measured, and the
-    positions of the inputs whose memory its output takes over when nobody else needs them."""
+    """What one run of an op costs.
+
+    seconds, scratch_bytes: the time, and the bytes needed beyond inputs and outputs
+    measured: whether both were
+    reuses: positions of the inputs whose memory its output takes over when nobody else needs them
+    requests: what it asks of the allocator, as `Op.requests` has it
+    """
 
     seconds: float
     scratch_bytes: int
     measured: bool
     reuses: tuple[int, ...] = ()
+    requests: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +78,8 @@ class Profile:
         path = pathlib.Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         fields = {"format": _FORMAT, **{name: getattr(self, name) for name in _PLAIN_FIELDS}, "sources": dict(self.sources),
-                  "costs": {key: [cost.seconds, cost.scratch_bytes, list(cost.reuses)] for key, cost in self.costs.items() if cost.measured}}
+                  "costs": {key: [cost.seconds, cost.scratch_bytes, cost.reuses, cost.requests]
+                            for key, cost in self.costs.items() if cost.measured}}
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
         with os.fdopen(handle, "w") as file:
             json.dump(fields, file, indent=1)
@@ -85,8 +92,8 @@ class Profile:
             fields = json.loads(pathlib.Path(path).read_text())
             if fields["format"] != _FORMAT:
                 raise ValueError(f"format {fields['format']!r} instead of {_FORMAT!r}")
-            costs = {key: OpCost(_rate(seconds, zero=True), int(scratch_bytes), True, tuple(int(position) for position in reuses))
-                     for key, (seconds, scratch_bytes, reuses) in fields["costs"].items()}
+            costs = {key: OpCost(_rate(seconds, zero=True), int(scratch_bytes), True, tuple(map(int, reuses)), tuple(map(int, requests)))
+                     for key, (seconds, scratch_bytes, reuses, requests) in fields["costs"].items()}
             return cls(device=str(fields["device"]), software=str(fields["software"]), sources=dict(fields["sources"]),
                        flops_per_second=_rate(fields["flops_per_second"]), bytes_per_second=_rate(fields["bytes_per_second"]),
                        launch_seconds=_rate(fields["launch_seconds"], zero=True), costs=costs)

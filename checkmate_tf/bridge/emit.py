@@ -24,6 +24,9 @@ from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.plan import Compute, Plan
 from checkmate_tf.ir.verify import verify_plan
 
+# An op with this attribute is not run once and for all when the function is made, with a result that stays; as a list of
+# memory shared by outputs, it is empty.
+_UNFOLDED = "_scoped_allocator"
 RECOMPUTED = "/recompute_"
 FREE = "checkmate_tf_free_"
 FREED_BYTES = 1 << 14
@@ -54,7 +57,8 @@ def emit(traced: Traced, graph: Graph, plan: Plan) -> Emitted:
     writer = _Writer(traced)
     for step in plan.steps:
         if isinstance(step, Compute):
-            writer.compute(graph.ops[step.op].name)
+            op = graph.ops[step.op]
+            writer.compute(op.name, of_constants=not op.inputs and op.once is None)
         elif graph.values[step.value].bytes >= FREED_BYTES:
             value = graph.values[step.value]
             writer.free(graph.ops[value.producer].name, value.port)
@@ -82,13 +86,15 @@ class _Writer:
         """The node that runs last, as a list of at most one."""
         return [self._chain] if self._chain is not None else []
 
-    def compute(self, name: str) -> None:
+    def compute(self, name: str, of_constants: bool) -> None:
         """One more run of this op."""
         template = self._templates[name]
         inputs = [self.latest(other) for other in template.input if not is_control(other)]
         run = self._runs.get(name, -1) + 1
         self._runs[name] = run
-        self._append(template, _run_name(name, run), inputs, chained=True)
+        node = self._append(template, _run_name(name, run), inputs, chained=True)
+        if of_constants:
+            node.attr[_UNFOLDED].list.SetInParent()
         self.nodes.append(_run_name(name, run))
 
     def free(self, name: str, port: int) -> None:
@@ -128,7 +134,7 @@ class _Writer:
             self._sources.add(template.name)
             self._append(template, template.name, [], chained=False)
 
-    def _append(self, template, name: str, inputs: Sequence[str], chained: bool) -> None:
+    def _append(self, template, name: str, inputs: Sequence[str], chained: bool):
         node = self.graph_def.node.add()
         node.CopyFrom(template)
         node.name = name
@@ -138,6 +144,7 @@ class _Writer:
             if self._chain is not None:
                 node.input.append("^" + self._chain)
             self._chain = name
+        return node
 
 
 def _run_name(name: str, run: int) -> str:

@@ -29,7 +29,7 @@ import tensorflow as tf
 
 from checkmate_tf.bridge import private
 from checkmate_tf.bridge.loops import Inside
-from checkmate_tf.bridge.trace import COPIED_BYTES, SOURCES, Traced, is_control, tensor_name
+from checkmate_tf.bridge.trace import SOURCES, Traced, is_control, tensor_name
 from checkmate_tf.bridge.views import PIECES, is_view
 from checkmate_tf.ir.errors import UnsupportedError
 from checkmate_tf.ir.graph import Graph, Op, Value
@@ -163,8 +163,7 @@ def _held_bytes(tensor: tf.Tensor) -> int:
     """The bytes of a tensor inside of a loop; what has no size or none that is known counts as nothing."""
     if tensor.dtype in _UNSIZED or not tensor.shape.is_fully_defined():
         return 0
-    size = tensor.shape.num_elements() * tensor.dtype.size
-    return 0 if tensor.op.type == "ReadVariableOp" and size > COPIED_BYTES else in_granules(size)
+    return 0 if tensor.op.type == "ReadVariableOp" else in_granules(tensor.shape.num_elements() * tensor.dtype.size)
 
 
 def pooling_of(operation: tf.Operation) -> tf.Operation | None:
@@ -224,7 +223,7 @@ def _once(operation: tf.Operation) -> str | None:
         return None
     if kind in _READS:
         return "reads a variable"
-    if kind.startswith("Assign") or kind.startswith(("Resource", "Scatter")):
+    if kind.startswith(("Assign", "Resource", "Scatter", "DisableCopyOnRead")):
         return "writes a variable"
     if kind in ("While", "If", "Case", "StatefulPartitionedCall", "PartitionedCall"):
         return "is control flow with state inside"
@@ -344,4 +343,4 @@ def _constant_bytes(node) -> int:
     dtype = tf.as_dtype(tensor.dtype)
     if dtype in _UNSIZED:
         return 0
-    return tf.TensorShape(tensor.tensor_shape).num_elements() * dtype.size
+    return in_granules(tf.TensorShape(tensor.tensor_shape).num_elements() * dtype.size)

@@ -1,19 +1,20 @@
 """Runs each distinct op of a step alone on this device, for its time and its scratch bytes.
 
 An op becomes a function of some copies of it in a chain of control edges, outputs dropped at once, so that starting
-the function costs little against the copies. Its scratch is the allocator's peak less the peak of merely
-allocating its outputs: the allocator may hand out more than is asked, and does so alike for both. Inputs that say
-shapes or axes get their true values, other integers zero, floats random numbers (a kernel may be faster on zeros).
-The gradient of a pooling runs with that pooling before it, whose workspace it needs.
+the function costs little against the copies. What it asks of the allocator is what the profiler hears while it runs
+once, up to the allocation of a mark. Inputs that say shapes or axes get their true values, other integers zero, floats
+random numbers (a kernel may be faster on zeros). The gradient of a pooling runs with that pooling before it, whose workspace it needs.
 
 Ops that move little and compute little are modelled, as are ops on resources, whose effects must not happen.
 """
 
+import contextlib
+import itertools
 import os
 import platform
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -26,14 +27,16 @@ from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.units import GRANULE_BYTES, in_granules
 from checkmate_tf.profiles import OpCost, OpKey, Profile
 
-SMALL_BYTES = 1 << 19
+SMALL_BYTES = 1 << 17
 SMALL_FLOPS = 1 << 22
 _UNFEEDABLE = (tf.resource, tf.variant, tf.string)
 _REUSED_BYTES = 1 << 16
+_TINY_BYTES = 1 << 14
+_MARK_BYTES = 1 << 19
+_ONEDNN_SMALL_BYTES = 1 << 18
 _CHAIN_SECONDS = 0.004
 _MOST_COPIES = 16
-_TRIES = 6
-_WORTH_TRYING_BYTES = 1 << 20
+_MARK, _INPUT, _FIRST_COPY = "mark", "input_", "copy_0"
 
 
 def device_name() -> str:
@@ -47,7 +50,7 @@ def device_description() -> str:
         details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])
         return f"GPU {details.get('device_name', 'unknown')}"
     threads = tf.config.threading.get_intra_op_parallelism_threads()
-    return f"CPU {_cpu_model()}, {len(tf.config.list_logical_devices('CPU'))} device, {threads or _cores()} threads"
+    return f"CPU {_cpu_model()}, {len(tf.config.list_logical_devices('CPU'))} device, {threads or _cores()} threads{', best-fit allocator' if _is_best_fit() else ''}"
 
 
 def measured_memory() -> tuple[int, int] | None:
@@ -67,7 +70,7 @@ def reset_peak() -> None:
 
 def software() -> str:
     """The TensorFlow that costs are measured with."""
-    return f"TensorFlow {tf.__version__}"
+    return f"TensorFlow {tf.__version__}" + (", oneDNN" if private.uses_onednn() else "")
 
 
 def empty_profile() -> Profile:
@@ -108,6 +111,9 @@ def measure(traced: Traced, operations: dict[OpKey, tf.Operation],
         progress(done, len(operations))
         try:
             costs[key] = _measure_one(traced, operation)
+        except tf.errors.AlreadyExistsError:
+            warnings.warn("Somebody else is profiling, so what ops take could not be measured: it is modelled this time.", stacklevel=2)
+            return {}
         except tf.errors.OpError as error:
             refused.append(f"{operation.name} ({operation.type}: {error.message[:60]})")
     progress(len(operations), len(operations))
@@ -118,50 +124,20 @@ def measure(traced: Traced, operations: dict[OpKey, tf.Operation],
 
 
 def _measure_one(traced: Traced, operation: tf.Operation) -> OpCost:
-    feeds = _feeds(operation)
-    single = _chain(traced, operation, 1)
-    single(feeds)
-    started = time.perf_counter()
-    used_bytes = _peak_bytes(lambda: single(feeds))
-    seconds = time.perf_counter() - started
-    scratch_bytes, reuses = 0, ()
-    if used_bytes > 0:
-        empty = _allocate(operation)
-        empty()
-        output_bytes = _peak_bytes(empty)
-        beyond_bytes = _least(lambda: max(0, _peak_bytes(lambda: single(feeds)) - output_bytes),
-                              max(0, used_bytes - output_bytes), used_bytes)
-        scratch_bytes = beyond_bytes + in_granules(workspace_bytes(operation))
-        reuses = tuple(position for position in _reusable(operation)
-                       if _is_reused(traced, operation, position))
-    copies = int(min(_MOST_COPIES, _CHAIN_SECONDS / max(seconds, 1e-6)))
+    feeds = {position: _made_up(tensor) for position, tensor in enumerate(operation.inputs) if static_value(tensor) is None}
+    seconds, asked = _watch(traced, operation, feeds)
+    most_bytes, left_bytes = _held_bytes(asked)
+    scratch_bytes = most_bytes - min(left_bytes, sum(in_granules(tensor_bytes(tensor)) for tensor in operation.outputs))
+    requests = asked if most_bytes > left_bytes and not _holds_functions(operation) else ()
+    reuses = tuple(position for position in _reusable(operation)
+                   if left_bytes and _held_bytes(_watch(traced, operation, feeds, position)[1])[1] == 0)
+    copies = max(1, int(min(_MOST_COPIES, _CHAIN_SECONDS / max(seconds, 1e-6))))
     if pooling_of(operation) is not None:
-        copies = max(1, copies)
-        longer = _chain(traced, operation, 1 + copies)
-        seconds = max(0.0, _best_of(lambda: longer(feeds), 3) - _best_of(lambda: single(feeds), 3)) / copies
-    elif copies >= 2:
-        chain = _chain(traced, operation, copies)
-        chain(feeds)
-        seconds = _best_of(lambda: chain(feeds), 2) / copies
-    return OpCost(seconds, scratch_bytes, True, reuses)
-
-
-def _least(again: Callable[[], int], beyond_bytes: int, used_bytes: int) -> int:
-    """What a run takes beyond its outputs, where no chunk of nearly twice the size serves it.
-
-    A tensor of the size that was found takes the chunk that had served, and the run is made again: some times, as far as
-    there is room to spare.
-    """
-    least_bytes, fillers = beyond_bytes, []
-    for _ in range(_TRIES):
-        limit_bytes = memory_limit()
-        if beyond_bytes < _WORTH_TRYING_BYTES or (
-                limit_bytes is not None and measured_memory()[0] + 2 * (used_bytes + beyond_bytes) > limit_bytes):
-            break
-        fillers.append(tf.raw_ops.Empty(shape=[beyond_bytes // GRANULE_BYTES, GRANULE_BYTES], dtype=tf.uint8))
-        beyond_bytes = again()
-        least_bytes = min(least_bytes, beyond_bytes)
-    return least_bytes
+        single, longer = (_chain(traced, operation, feeds, count) for count in (1, 1 + copies))
+        seconds = max(0.0, _best_of(longer, 3) - _best_of(single, 3)) / copies
+    else:
+        seconds = _best_of(_chain(traced, operation, feeds, copies), 2) / copies
+    return OpCost(seconds, scratch_bytes, True, reuses, requests)
 
 
 def _reusable(operation: tf.Operation) -> list[int]:
@@ -171,70 +147,65 @@ def _reusable(operation: tf.Operation) -> list[int]:
         return []
     size = tensor_bytes(operation.outputs[0])
     return [position for position, tensor in enumerate(operation.inputs)
-            if size >= _REUSED_BYTES and tensor_bytes(tensor) == size and static_value(tensor) is None]
+            if size >= max(_REUSED_BYTES, least_told_bytes()) and tensor_bytes(tensor) == size and static_value(tensor) is None]
 
 
-def _is_reused(traced: Traced, operation: tf.Operation, position: int) -> bool:
-    """Whether the op writes into this input if it is the last to need it, by the peaks when it is and when it is not."""
-    feeds = _feeds(operation, position)
-    runs = [_chain(traced, operation, 1, made_inside=position, held=held) for held in (False, True)]
-    peaks = [[_peak_bytes(lambda run=run: run(feeds)) for run in runs] for _ in range(3)]
-    # A chunk larger than asked may come up in any single run, hardly in all of them.
-    last, held = np.min(peaks, axis=0)
-    return bool(last <= held - tensor_bytes(operation.inputs[position]) // 2)
+def _watch(traced: Traced, operation: tf.Operation, feeds: Mapping[int, tf.Tensor],
+           made_inside: int | None = None) -> tuple[float, tuple[int, ...]]:
+    """(seconds, requests) of a run of the op, as `Op.requests` has them, but for tiny ones; no requests where the device's
+    allocator keeps no statistics.
 
-
-def _feeds(operation: tf.Operation, made_inside: int | None = None) -> list[tf.Tensor]:
-    """What a chain of the op takes: every input that is neither known beforehand nor made in the chain."""
-    made = {made_inside, POOLED_RESULT if pooling_of(operation) is not None else None}
-    return [_made_up(tensor) for position, tensor in enumerate(operation.inputs)
-            if static_value(tensor) is None and position not in made]
-
-
-def _peak_bytes(run: Callable[[], object]) -> int:
-    """What a run adds to the allocator's peak; 0 where it keeps no statistics."""
-    before = measured_memory()
-    if before is None:
-        return 0
-    reset_peak()
+    made_inside: the position of an input that nobody else needs
+    """
+    run = _chain(traced, operation, feeds, 1, made_inside, watched=True)
+    whole = _holds_functions(operation)
     run()
-    return measured_memory()[1] - before[0]
+    with private.memory_events() if measured_memory() is not None else contextlib.nullcontext([]) as events:
+        started = time.perf_counter()
+        run()
+        seconds = time.perf_counter() - started
+    requests: list[int] = []
+    number_at: dict[int, int] = {}
+    made = 0
+    for event in events:
+        # Names begin with that of the call, and are its alone where the kernel has not said its own.
+        node = event.op.partition("/")[2]
+        if node == _MARK:
+            break
+        if event.bytes >= _TINY_BYTES and (node in ("", _FIRST_COPY) or whole and not node.startswith(_INPUT)):
+            requests.append(event.bytes)
+            made += 1
+            number_at[event.address] = made
+        elif event.bytes == 0 and event.address in number_at:
+            requests.append(-number_at.pop(event.address))
+    return seconds, tuple(requests)
 
 
-def _allocate(operation: tf.Operation) -> Callable[[], object]:
-    """A function that allocates, one after the other, what a pooling before the op leaves, the op's outputs, and what it
-    leaves as a pooling; it computes nothing."""
-    specs = []
-    for made in filter(None, (pooling_of(operation), operation)):
-        specs += [(tensor.shape.as_list(), tensor.dtype) for tensor in made.outputs]
-        specs += [([workspace_bytes(made)], tf.uint8)] if workspace_bytes(made) else []
-
-    def body():
-        outputs = []
-        for shape, dtype in specs:
-            with tf.control_dependencies(outputs[-1:]):
-                outputs.append(tf.raw_ops.Empty(shape=shape, dtype=dtype))
-        with tf.control_dependencies(outputs):
-            held = [tf.stop_gradient(tensor) for tensor in outputs]
-        with tf.control_dependencies(held):
-            return tf.constant(0)
-    function = tf.compat.v1.wrap_function(body, [])
-    config = private.config_without_optimizers()
-    return lambda: tf.raw_ops.StatefulPartitionedCall(args=[], Tout=[tf.int32], f=function, config_proto=config)
+def _held_bytes(requests: Sequence[int]) -> tuple[int, int]:
+    """The bytes that are out at most and at the end."""
+    sizes = [in_granules(request) for request in requests if request > 0]
+    changes = [in_granules(request) if request > 0 else -sizes[-request - 1] for request in requests]
+    return max(itertools.accumulate(changes, initial=0)), sum(changes)
 
 
-def _chain(traced: Traced, operation: tf.Operation, copies: int,
-           made_inside: int | None = None, held: bool = False) -> Callable[[Sequence[tf.Tensor]], object]:
+def _holds_functions(operation: tf.Operation) -> bool:
+    return any(attribute.WhichOneof("value") == "func" for attribute in operation.node_def.attr.values())
+
+
+def _chain(traced: Traced, operation: tf.Operation, feeds: Mapping[int, tf.Tensor], copies: int,
+           made_inside: int | None = None, watched: bool = False) -> Callable[[], object]:
     """A function that runs the op so often, one after the other, and returns nothing.
 
+    feeds: what it reads, by the position of the input, where that is neither known beforehand nor made in the chain: by the
+    pooling of which the op is the gradient, or as follows
     made_inside: the position of an input that the function allocates (zeros), in place of taking it as an argument
-    held: whether that input is still needed after the op has run
+    watched: whether the allocation of a mark follows on the last run, while its outputs are still held
     """
     graph_def = GraphDef(library=traced.graph_def.library, versions=traced.graph_def.versions)
-    inputs, arguments = [], []
+    inputs, arguments, fed = [], [], []
     pooling = pooling_of(operation)
     for position, tensor in enumerate(operation.inputs):
-        name = f"input_{position}"
+        name = f"{_INPUT}{position}"
         value = static_value(tensor)
         if pooling is not None and position == POOLED_RESULT:
             node = graph_def.node.add()
@@ -242,18 +213,15 @@ def _chain(traced: Traced, operation: tf.Operation, copies: int,
             node.name = name
             node.input[:] = inputs[:1]
         elif position == made_inside:
-            shape = graph_def.node.add(name=f"shape_{position}", op="Const")
-            shape.attr["dtype"].type = tf.int32.as_datatype_enum
-            shape.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(tensor.shape.as_list(), tf.int32, [tensor.shape.rank]))
-            node = graph_def.node.add(name=name, op="Empty", input=[shape.name])
+            _add_const(graph_def, f"shape_{position}", np.array(tensor.shape.as_list(), np.int32))
+            node = graph_def.node.add(name=name, op="Empty", input=[f"shape_{position}"])
             node.attr["dtype"].type = tensor.dtype.as_datatype_enum
             node.attr["init"].b = True
         elif value is None:
             arguments.append((name, tf.TensorSpec(tensor.shape, tensor.dtype)))
+            fed.append(feeds[position])
         else:
-            node = graph_def.node.add(name=name, op="Const")
-            node.attr["dtype"].type = tensor.dtype.as_datatype_enum
-            node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, tensor.dtype))
+            _add_const(graph_def, name, value)
         inputs.append(f"{name}:0")
     for copy in range(copies):
         node = graph_def.node.add()
@@ -261,15 +229,25 @@ def _chain(traced: Traced, operation: tf.Operation, copies: int,
         node.name = f"copy_{copy}"
         del node.input[:]
         node.input.extend(inputs + ([f"^copy_{copy - 1}"] if copy else []))
-    last = f"copy_{copies - 1}"
-    if held:
-        node = graph_def.node.add(name="held", op="StopGradient", input=[inputs[made_inside], "^" + last])
-        node.attr["T"].type = operation.inputs[made_inside].dtype.as_datatype_enum
-        last = node.name
-    function = import_function(graph_def, arguments, (), (), [last])
+    ends = [f"copy_{copies - 1}"]
+    if watched:
+        _add_const(graph_def, "mark_shape", np.array([_MARK_BYTES], np.int32)).input.append("^" + ends[0])
+        mark = graph_def.node.add(name=_MARK, op="Empty", input=["mark_shape"])
+        mark.attr["dtype"].type = tf.uint8.as_datatype_enum
+        for port, tensor in enumerate(operation.outputs):
+            node = graph_def.node.add(name=f"held_{port}", op="StopGradient", input=[f"{ends[0]}:{port}", "^" + _MARK])
+            node.attr["T"].type = tensor.dtype.as_datatype_enum
+        ends = [f"held_{port}" for port in range(len(operation.outputs))] or [_MARK]
+    function = import_function(graph_def, arguments, (), (), ends)
     config = private.config_without_optimizers()
-    return lambda feeds: tf.raw_ops.StatefulPartitionedCall(args=list(feeds), Tout=[tf.int32], f=function,
-                                                            config_proto=config)
+    return lambda: tf.raw_ops.StatefulPartitionedCall(args=fed, Tout=[tf.int32], f=function, config_proto=config)
+
+
+def _add_const(graph_def: tf.compat.v1.GraphDef, name: str, value: np.ndarray):
+    node = graph_def.node.add(name=name, op="Const")
+    node.attr["dtype"].type = tf.as_dtype(value.dtype).as_datatype_enum
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, shape=value.shape))
+    return node
 
 
 def _made_up(tensor: tf.Tensor) -> tf.Tensor:
@@ -301,12 +279,23 @@ def _cpu_model() -> str:
         return platform.processor() or platform.machine()
 
 
+def least_told_bytes() -> int:
+    """The least request that the device's allocator tells of: oneDNN's has another one for small requests, which tells nothing."""
+    on_cpu = device_name().startswith("CPU")
+    return _ONEDNN_SMALL_BYTES if on_cpu and private.uses_onednn() and not _is_best_fit() else 0
+
+
+def _is_best_fit() -> bool:
+    """Whether the CPU's allocator is the one that a GPU has, by the variable that TensorFlow reads when it makes it."""
+    return os.environ.get("TF_CPU_ALLOCATOR_USE_BFC", "").lower() in ("1", "true")
+
+
 def memory_limit() -> int | None:
     """The bytes that TensorFlow's allocator on this device may hand out, or the machine's memory on an unlimited
     CPU."""
     if device_name().startswith("GPU"):
         return private.device_memory_limit(device_name())
-    if os.environ.get("TF_CPU_ALLOCATOR_USE_BFC", "").lower() in ("1", "true") and "TF_CPU_BFC_MEM_LIMIT_IN_MB" in os.environ:
+    if _is_best_fit() and "TF_CPU_BFC_MEM_LIMIT_IN_MB" in os.environ:
         return int(os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"]) << 20
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -31,7 +31,7 @@ _STATIC_ELEMENTS = 64
 
 
 def price(traced: Traced, graph: Graph, profile: Profile) -> Graph:
-    """The same graph (same key) with the seconds, scratch bytes and reuses that the profile gives for each op.
+    """The same graph (same key) with the seconds, scratch bytes, reuses and requests that the profile gives for each op.
 
     A pooling alone holds its workspace as scratch; where the workspace is an output, it is not counted twice. A loop that was
     not measured has the scratch of one turn and the work of all.
@@ -47,7 +47,7 @@ def price(traced: Traced, graph: Graph, profile: Profile) -> Graph:
         read = [() if any(roots.is_cut(*root) for root in found) else tuple(value_of[root] for root in found)
                 for found in (roots.of(tensor.name) for tensor in operation.inputs)]
         ops.append(dataclasses.replace(op, seconds=cost.seconds, scratch_bytes=max(op.scratch_bytes, cost.scratch_bytes - left_bytes),
-                                       reuses=_reused_values(graph, op, read, cost.reuses)))
+                                       reuses=_reused_values(graph, op, read, cost.reuses), requests=cost.requests))
     return verify_graph(dataclasses.replace(graph, ops=tuple(ops)))
 
 

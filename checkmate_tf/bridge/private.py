@@ -8,10 +8,13 @@
 | handle_bytes, handle_dtype, handle_shape | ops.handle_data_util | what the variable is that a resource handle points to |
 | function_graph | framework.function_def_to_graph | what a loop holds inside is in its body only |
 | uses_onednn | util._pywrap_util_port | its kernels hand memory to one another that no graph shows |
+| memory_events | tsl.profiler.protobuf | the profiler writes who asks the allocator for what to files of its own format |
 """
 
 import contextlib
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 from tensorflow.core.protobuf import rewriter_config_pb2
@@ -21,6 +24,10 @@ from tensorflow.python.framework import function_def_to_graph
 from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.ops import handle_data_util
 from tensorflow.python.util import _pywrap_util_port
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+_PROFILING = threading.Lock()               # a process profiles once at a time
+_PROFILES = "ram://checkmate_tf"
 
 
 def optimize(graph_def: tf.compat.v1.GraphDef, keep: Sequence[str]) -> tf.compat.v1.GraphDef:
@@ -101,3 +108,62 @@ def function_graph(function, shapes: Sequence[tf.TensorShape]) -> tf.Graph:
 def uses_onednn() -> bool:
     """Whether TensorFlow puts oneDNN's kernels in the place of its own on the CPU."""
     return _pywrap_util_port.IsMklEnabled()
+
+
+class MemoryEvent(NamedTuple):
+    """A chunk that the allocator gave or got back: what op asked ("" where it does not say), where the chunk lies, and the
+    bytes asked for, 0 when it comes back."""
+
+    op: str
+    address: int
+    bytes: int
+
+
+@contextlib.contextmanager
+def memory_events() -> Iterator[list[MemoryEvent]]:
+    """Within it, the profiler listens; afterwards the list holds what allocators did on the device, in order of time.
+
+    oneDNN's allocator on the CPU tells nothing of requests below 256 KiB. Raises AlreadyExistsError where somebody else is
+    profiling.
+    """
+    events: list[MemoryEvent] = []
+    with _PROFILING:
+        yield from _listen(events)
+
+
+def _listen(events: list[MemoryEvent]) -> Iterator[list[MemoryEvent]]:
+    options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3, python_tracer_level=0, device_tracer_level=0)
+    tf.profiler.experimental.start(_PROFILES, options)
+    try:
+        yield events
+    finally:
+        tf.profiler.experimental.stop()
+        found = []
+        for path in tf.io.gfile.glob(_PROFILES + "/plugins/profile/*/*.xplane.pb"):
+            with tf.io.gfile.GFile(path, "rb") as file:
+                found += _memory_events(xplane_pb2.XSpace.FromString(file.read()))
+        tf.io.gfile.rmtree(_PROFILES)
+        events += [event for _, event in sorted(found)]
+
+
+def _memory_events(space) -> Iterator[tuple[int, MemoryEvent]]:
+    """(picoseconds, event) of what a profile holds of allocators, but for those of memory that a GPU shares with its host."""
+    for plane in space.planes:
+        kinds = {index: metadata.name for index, metadata in plane.event_metadata.items()}
+        names = {index: metadata.name for index, metadata in plane.stat_metadata.items()}
+        for line in plane.lines:
+            for event in line.events:
+                if kinds[event.metadata_id] not in ("MemoryAllocation", "MemoryDeallocation"):
+                    continue
+                stats = {names[stat.metadata_id]: _stat(stat, names) for stat in event.stats}
+                if "host" in stats.get("allocator_name", ""):
+                    continue
+                given = kinds[event.metadata_id] == "MemoryAllocation"
+                yield (line.timestamp_ns * 1000 + event.offset_ps,
+                       MemoryEvent(stats.get("tf_op", ""), stats["addr"], stats["requested_bytes"] if given else 0))
+
+
+def _stat(stat, names: dict[int, str]):
+    kind = stat.WhichOneof("value")
+    value = getattr(stat, kind)
+    return names[value] if kind == "ref_value" else value

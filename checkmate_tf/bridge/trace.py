@@ -6,10 +6,7 @@ Nothing traces again: a plan made on one trace and applied to another is how suc
 Sums of three or more values (`AddN`) become chains of `AddV2`: the kernel of AddN adds in an order that depends on
 which buffers it may reuse, so its last bits change with the liveness that a plan changes.
 
-Assignments of small values (statistics, counters) copy into the variable's own memory. A plain one makes the value's
-memory the variable's: such variables would lie at another place after every step, in the middle of what the next one
-needs, and what the allocator takes for the same step would grow from run to run. It has a price: TensorFlow copies a
-variable that has been assigned to in this way whenever it is read.
+Assignments leave their variables where they are (`writes`).
 """
 
 import dataclasses
@@ -21,10 +18,10 @@ import tensorflow as tf
 
 from checkmate_tf.bridge import private
 from checkmate_tf.bridge.shapes import keep_shapes, with_shapes
+from checkmate_tf.bridge.writes import in_place, is_number
 from checkmate_tf.ir.errors import UnsupportedError
 
 GraphDef = tf.compat.v1.GraphDef
-COPIED_BYTES = 1 << 16          # variables up to this size are assigned to by copying
 SOURCES = frozenset({"Const", "Placeholder"})
 
 
@@ -108,14 +105,16 @@ def trace(function: Callable, specs: Any, autograph: bool = False) -> Traced:
     graph_def = _own_functions(private.optimize(with_shapes(graph), keep))
     created = {op.name: position for position, op in enumerate(graph.get_operations())}
     captures = tuple(zip(placeholders[arguments:], concrete.captured_inputs))
-    graph_def = _copy_assigned(_chain_sums(_strip(graph_def, set(placeholders))), dict(captures))
-    graph_def = _in_order(graph_def, created, set(placeholders))
     results = tuple(tensor.name for tensor in graph.outputs)
+    graph_def = in_place(_chain_sums(_strip(graph_def, set(placeholders))), dict(captures), results, graph)
+    graph_def = _in_order(graph_def, created, set(placeholders))
     named = tuple((name, tf.TensorSpec(tensor.shape, tensor.dtype))
                   for name, tensor in zip(placeholders[:arguments], graph.inputs))
+    there = {node.name for node in graph_def.node}
+    controls = tuple(name for name in controls if name in there)         # reads go where they served an assignment alone
     imported = import_function(graph_def, named, captures, results, controls)
     keep_shapes(imported.graph, graph)
-    return Traced(graph_def, named, captures, results, tuple(controls), _packer(concrete), imported)
+    return Traced(graph_def, named, captures, results, controls, _packer(concrete), imported)
 
 
 def import_function(graph_def: GraphDef, arguments: Sequence[tuple[str, tf.TensorSpec]],
@@ -217,7 +216,7 @@ def _chain_sums(graph_def: GraphDef) -> GraphDef:
     for node in graph_def.node:
         data = [name for name in node.input if not is_control(name)]
         dtype = tf.as_dtype(node.attr["T"].type) if node.op == "AddN" else None
-        if dtype is None or len(data) < 3 or not _is_number(dtype):
+        if dtype is None or len(data) < 3 or not is_number(dtype):
             chained.node.append(node)
             continue
         controls = [name for name in node.input if is_control(name)]
@@ -229,39 +228,6 @@ def _chain_sums(graph_def: GraphDef) -> GraphDef:
             link.attr["T"].CopyFrom(node.attr["T"])
             total = link.name
     return chained
-
-
-def _is_number(dtype: tf.DType) -> bool:
-    return dtype.is_floating or dtype.is_integer or dtype.is_complex or dtype.is_bool
-
-
-def _copy_assigned(graph_def: GraphDef, captures: Mapping[str, tf.Tensor]) -> GraphDef:
-    """Assignments of numbers to small captured variables as assignments to a slice that is all of the variable."""
-    copying = GraphDef(library=graph_def.library, versions=graph_def.versions)
-    bounds: dict[tuple[int, int], str] = {}
-    for node in graph_def.node:
-        handle = captures.get(tensor_name(node.input[0])[0]) if node.op == "AssignVariableOp" else None
-        shape = private.handle_shape(handle) if handle is not None else None
-        rank = shape.rank if shape is not None else None
-        if (rank is None or not 0 < private.handle_bytes(handle) <= COPIED_BYTES
-                or not _is_number(tf.as_dtype(node.attr["dtype"].type))):
-            copying.node.append(node)
-            continue
-        for number in (0, 1):
-            if (rank, number) not in bounds:
-                bounds[rank, number] = f"checkmate_tf_{number}_x{rank}"
-                constant = copying.node.add(name=bounds[rank, number], op="Const")
-                constant.attr["dtype"].type = tf.int32.as_datatype_enum
-                constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto([number] * rank, tf.int32, [rank]))
-        resource, value, *controls = node.input
-        zeros, ones = bounds[rank, 0], bounds[rank, 1]
-        assigned = copying.node.add(name=node.name, op="ResourceStridedSliceAssign", device=node.device,
-                                    input=[resource, zeros, zeros, ones, value, *controls])
-        assigned.attr["T"].CopyFrom(node.attr["dtype"])
-        assigned.attr["Index"].type = tf.int32.as_datatype_enum
-        for mask in ("begin_mask", "end_mask"):
-            assigned.attr[mask].i = (1 << rank) - 1
-    return copying
 
 
 def _in_order(graph_def: GraphDef, created: Mapping[str, int], placeholders: set[str]) -> GraphDef:

@@ -12,6 +12,9 @@ graphs. Meanings that are not obvious from the names:
   run may use them afterwards.
 - `reuses` are inputs whose memory the op's output can take over, as element-wise kernels do: in a run with which
   such an input dies, the output costs nothing on top. At most one is taken; all are as large as the op's only output.
+- `requests` are what a run asks of the allocator, in order: so many bytes, or, if negative, the return of a request
+  before, the first being -1; what is not returned are the outputs. Where there are none, the op asks for its outputs, then
+  for all of its scratch at once.
 - `backward` says whether the op is part of the gradient computation or comes after it; only the
   literature's baselines, which keep or drop forward values, ask for it.
 - `results` are values that must be live at the end.
@@ -58,6 +61,7 @@ class Op:
     overwrites: tuple[int, ...] = ()
     backward: bool = False
     reuses: tuple[int, ...] = ()
+    requests: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +136,7 @@ class GraphBuilder:
     def op(self, name: str, inputs: Sequence[int] = (), *, bytes: int | Sequence[int] = 0, seconds: float = 0.0,
            scratch_bytes: int = 0, after: Sequence[int] = (), once: str | None = None,
            overwrites: Sequence[int] = (), backward: bool = False, kind: str | None = None,
-           reuses: Sequence[int] = ()) -> int:
+           reuses: Sequence[int] = (), requests: Sequence[int] = ()) -> int:
         """Adds an op. With one size the answer is the index of its value, otherwise use `outputs_of`."""
         index = len(self._ops)
         outputs = []
@@ -140,7 +144,7 @@ class GraphBuilder:
             outputs.append(len(self._values))
             self._values.append(Value(len(self._values), index, port, size))
         self._ops.append(Op(index, name, kind or name, tuple(dict.fromkeys(inputs)), tuple(outputs), tuple(after),
-                            seconds, scratch_bytes, once, tuple(overwrites), backward, tuple(reuses)))
+                            seconds, scratch_bytes, once, tuple(overwrites), backward, tuple(reuses), tuple(requests)))
         return outputs[0] if outputs else -1
 
     def outputs_of(self, name: str) -> tuple[int, ...]:
@@ -163,7 +167,7 @@ def graph_from_instance(instance: Mapping) -> Graph:
     else a graph holds may be left out. A value is named [op, port]:
 
     - "bytes" of an op may be a list, for several outputs or none; an edge [u, v, port] reads one that is not the first
-    - an op may have "kind", "scratch_bytes", "once", "after" (op indices), "overwrites" and "reuses" (values)
+    - an op may have "kind", "scratch_bytes", "requests", "once", "after" (op indices), "overwrites" and "reuses" (values)
     - the instance may have "results" (values) and "resident_bytes"
 
     Raises GraphError when a field is missing, an edge is doubled, or an edge does not lead from an earlier op to a
@@ -205,7 +209,7 @@ def instance_from_graph(graph: Graph, name: str, source: str = "") -> dict[str, 
         entry = {"name": op.name, "cost": op.seconds, "bytes": sizes[0] if len(sizes) == 1 else sizes,
                  "backward": op.backward}
         more = {"kind": op.kind, "scratch_bytes": op.scratch_bytes, "once": op.once, "after": list(op.after),
-                "overwrites": named(op.overwrites), "reuses": named(op.reuses)}
+                "overwrites": named(op.overwrites), "reuses": named(op.reuses), "requests": list(op.requests)}
         entries.append(entry | {field: content for field, content in more.items() if content})
         edges += [[u, op.index, port] if port else [u, op.index] for u, port in named(op.inputs)]
     return {"name": name, "source": source, "ops": entries, "edges": edges, "results": named(graph.results),
@@ -227,7 +231,7 @@ def _op_from(index: int, entry: Mapping, inputs: tuple[int, ...], outputs: Seque
     overwrites, reuses = (tuple(_value_at(outputs, *name) for name in entry.get(field, ())) for field in ("overwrites", "reuses"))
     return Op(index, str(entry["name"]), str(entry.get("kind", "instance")), inputs, outputs[index],
               tuple(entry.get("after", ())), float(entry["cost"]), _sizes(entry.get("scratch_bytes", 0), entry["name"])[0],
-              entry.get("once"), overwrites, bool(entry.get("backward", False)), reuses)
+              entry.get("once"), overwrites, bool(entry.get("backward", False)), reuses, tuple(map(int, entry.get("requests", ()))))
 
 
 def _value_at(outputs: Sequence[tuple[int, ...]], op: int, port: int = 0) -> int:

@@ -18,10 +18,11 @@ tests compare with a naive map of bytes, and with the real allocator.
 
 import bisect
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from checkmate_tf.ir.graph import Graph
+from checkmate_tf.ir.graph import Graph, Op
 from checkmate_tf.ir.plan import Compute, Plan
 from checkmate_tf.ir.simulate import taken_over_by
 from checkmate_tf.ir.units import GRANULE_BYTES, in_granules
@@ -31,6 +32,7 @@ WORTH_SPLITTING_BYTES = 128 << 20
 UNLIMITED_BYTES = 1 << 46
 ROUNDS = 2                      # a second step finds what the first one has left
 Held = TypeVar("Held")
+_ASK, _RETURN, _TAKE_OVER = range(3)
 
 
 class OutOfMemory(Exception):
@@ -202,33 +204,64 @@ def _fits(graph, plan, layout, limit_bytes) -> bool:
 
 
 class Requests:
-    """What a plan asks of an allocator, in order: outputs and scratch as they are made, frees as they come; an output
+    """What a plan asks of an allocator, in order: outputs and scratch as their op asks for them, frees as they come; an output
     that takes over an input's memory asks for nothing."""
 
     def __init__(self, graph: Graph, plan: Plan):
-        self._steps: list[tuple[int | None, int | None, tuple[tuple[int, int], ...], int]] = []
+        asked_by_op: dict[int, list[tuple[int, int]]] = {}
+        self._steps: list[tuple[int, int, int]] = []     # (what is done, value or scratch, bytes or value)
         for position, step in enumerate(plan.steps):
-            if isinstance(step, Compute):
-                op = graph.ops[step.op]
-                sizes = tuple((value, graph.values[value].bytes) for value in op.outputs if graph.values[value].bytes)
-                self._steps.append((None, taken_over_by(op, plan, position) if op.reuses else None, sizes, op.scratch_bytes))
-            elif graph.values[step.value].bytes:
-                self._steps.append((step.value, None, (), 0))
+            if not isinstance(step, Compute):
+                if graph.values[step.value].bytes:
+                    self._steps.append((_RETURN, step.value, 0))
+                continue
+            op = graph.ops[step.op]
+            if op.index not in asked_by_op:
+                asked_by_op[op.index] = asked_by(graph, op)
+            asked = asked_by_op[op.index]
+            taken_over = taken_over_by(op, plan, position) if op.reuses else None
+            if taken_over is not None and graph.values[taken_over].bytes:
+                self._steps.append((_TAKE_OVER, op.outputs[0], taken_over))
+                asked = [(held, size) for held, size in asked if held != op.outputs[0]]
+            self._steps += [(_ASK if size else _RETURN, held, size) for held, size in asked]
 
     def play(self, allocate: Callable[[int], Held], release: Callable[[Held], object]) -> None:
         """Makes every request once; what is left at the end is released."""
         at: dict[int, Held] = {}
-        for freed, taken_over, sizes, scratch_bytes in self._steps:
-            if freed is not None:
-                if freed in at:
-                    release(at.pop(freed))
-                continue
-            if taken_over in at:
-                at[sizes[0][0]] = at.pop(taken_over)
+        for kind, held, other in self._steps:
+            if kind == _ASK:
+                at[held] = allocate(other)
+            elif kind == _RETURN:
+                if held in at:
+                    release(at.pop(held))
             else:
-                for value, size in sizes:
-                    at[value] = allocate(size)
-            if scratch_bytes:
-                release(allocate(scratch_bytes))
-        for held in at.values():
-            release(held)
+                at[held] = at.pop(other)
+        for left in at.values():
+            release(left)
+
+
+def asked_by(graph: Graph, op: Op) -> list[tuple[int, int]]:
+    """What a run of the op asks for, in order: (value, bytes), (negative number, bytes) for scratch, and either with 0 when
+    it is given back.
+
+    A request that the run does not give back is the first output of that size that is still without one; an output for which
+    there is none comes last.
+    """
+    outputs = {value: graph.values[value].bytes for value in op.outputs if graph.values[value].bytes}
+    if not op.requests:
+        scratch = [(-1, op.scratch_bytes), (-1, 0)] if op.scratch_bytes else []
+        return [*outputs.items(), *scratch]
+    sizes = [size for size in op.requests if size >= 0]
+    returned = {-request for request in op.requests if request < 0}
+    named: dict[int, int] = {}
+    for number, size in enumerate(sizes, 1):
+        value = next((value for value, bytes in outputs.items() if in_granules(bytes) == in_granules(size)), None)
+        if number in returned or value is None:
+            named[number] = -number
+        else:
+            named[number] = value
+            del outputs[value]
+    made = itertools.count(1)
+    asked = [(named[next(made)], request) if request >= 0 else (named[-request], 0) for request in op.requests]
+    left = [(-number, 0) for number, held in named.items() if held < 0 and number not in returned]
+    return [*asked, *outputs.items(), *left]

@@ -7,6 +7,7 @@ Graphs
   G4  inputs are listed once; results name values
   G5  who reads an overwritten value comes before the op that overwrites it, or is that op
   G6  an op that reuses inputs has one output, and they are inputs as large as it
+  G7  a request that is returned was made before, and is returned once
 Plans
   P1  the plan's key is the graph's
   P2  what a computation reads is live; what it makes is not live already
@@ -18,6 +19,7 @@ Plans
 """
 
 import math
+from collections.abc import Sequence
 
 from checkmate_tf.ir.errors import GraphError, PlanError
 from checkmate_tf.ir.graph import Graph
@@ -51,6 +53,7 @@ def verify_graph(graph: Graph) -> Graph:
         same = len(op.outputs) == 1 and all(value in op.inputs and values[value].bytes == values[op.outputs[0]].bytes
                                             for value in op.reuses)
         _check(not op.reuses or same, "G6", f"op {op.name!r} reuses {op.reuses} of its inputs {op.inputs}")
+        _check(_is_returned_once(op.requests), "G7", f"op {op.name!r} has requests {op.requests}")
         _check(_whole(op.scratch_bytes), "G3", f"op {op.name!r} has {op.scratch_bytes!r} scratch bytes")
     for value in graph.results:
         _check(0 <= value < len(values), "G4", f"result {value} is not one of {len(values)} values")
@@ -103,6 +106,19 @@ def _verify_compute(graph, index, number, live, gone, runs):
     for value in op.overwrites:
         gone[value] = True
     runs[index] += 1
+
+
+def _is_returned_once(requests: Sequence[int]) -> bool:
+    made, out = 0, set()
+    for request in requests:
+        if request >= 0:
+            made += 1
+            out.add(made)
+        elif -request in out:
+            out.remove(-request)
+        else:
+            return False
+    return True
 
 
 def _whole(number) -> bool:

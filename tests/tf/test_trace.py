@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from checkmate_tf.bridge.trace import COPIED_BYTES, batch_specs, flatten_batch, import_function, tensor_name, trace
+from checkmate_tf.bridge.rehearse import _address
+from checkmate_tf.bridge.trace import batch_specs, flatten_batch, import_function, tensor_name, trace
+from checkmate_tf.bridge.writes import settle
 from checkmate_tf.ir.errors import UnsupportedError
 
 
@@ -92,20 +94,84 @@ def test_a_function_without_results_still_runs():
     assert variable.numpy() == 3
 
 
-def test_small_variables_are_assigned_to_by_copying():
-    dtypes = [tf.float32, tf.int64, tf.bool, tf.bfloat16]
-    variables = [tf.Variable(tf.zeros(shape, dtype)) for dtype in dtypes for shape in ([], [3], [2, 3, 4])]
-    large = tf.Variable(tf.zeros([COPIED_BYTES]))
+def test_variables_are_assigned_to_where_they_are():
+    dtypes = [tf.float32, tf.int32, tf.int64, tf.bool, tf.bfloat16]
+    variables = [tf.Variable(tf.zeros(shape, dtype)) for dtype in dtypes for shape in ([], [3], [2, 3, 400])]
 
     def step(x):
-        for variable in (*variables, large):
+        for variable in variables:
             variable.assign(tf.cast(tf.fill(variable.shape, x), variable.dtype))
     traced = trace(step, tf.TensorSpec([]))
-    assert _kinds(traced).count("ResourceStridedSliceAssign") == len(variables)
-    assert _kinds(traced).count("AssignVariableOp") == 1
+    assert "AssignVariableOp" not in _kinds(traced)
+    settle(handle for _, handle in traced.captures)
+    before = [_place(variable) for variable in variables]
     for _ in range(2):
         traced.function(tf.constant(1.0))
-        assert all(np.all(tf.cast(variable, tf.float32) == 1) for variable in (*variables, large))
+        assert all(np.all(tf.cast(variable, tf.float32) == 1) for variable in variables)
+        assert [_place(variable) for variable in variables] == before       # nor is one copied when it is read
+
+
+def _place(variable):
+    return _address(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)) if variable.dtype != tf.bool else None
+
+
+@pytest.mark.parametrize("amount", ["as large", "one number"])
+@pytest.mark.parametrize("change", ["assign_add", "assign_sub", "assign of a sum", "assign of a difference"])
+def test_sums_are_made_in_the_variable_where_what_is_added_is_as_large(change, amount):
+    variable = tf.Variable(tf.random.stateless_normal([7, 5], [1, 2]))
+    expected = variable.numpy()
+
+    def step(x):
+        x = tf.sin(x)
+        {"assign_add": lambda: variable.assign_add(tf.broadcast_to(x, [7, 5])),
+         "assign_sub": lambda: variable.assign_sub(tf.broadcast_to(x, [7, 5])),
+         "assign of a sum": lambda: variable.assign(x + variable),
+         "assign of a difference": lambda: variable.assign(variable - x)}[change]()
+    x = tf.random.stateless_normal([7, 5] if amount == "as large" else [], [3, 4])
+    traced = trace(step, tf.TensorSpec(x.shape))
+    is_direct = amount == "as large" or change.startswith("assign_")
+    assert ("ResourceStridedSliceAssign" in _kinds(traced)) != is_direct and "AssignVariableOp" not in _kinds(traced)
+    assert ("Sub" in _kinds(traced) or "AddV2" in _kinds(traced)) != is_direct
+    for _ in range(3):
+        traced.function(x)
+        sign = -1 if change in ("assign_sub", "assign of a difference") else 1
+        expected = expected + np.float32(sign) * np.sin(x.numpy())
+    assert np.allclose(variable.numpy(), expected, rtol=1e-5)
+
+
+def test_a_difference_that_another_write_comes_into_is_not_made_in_the_variable():
+    variable = tf.Variable(tf.fill([3], 8.0))
+
+    def step(x):
+        before = variable.read_value()
+        variable.assign(variable / 2.0)
+        return variable.assign(before - x).read_value()
+    traced = trace(step, tf.TensorSpec([3]))
+    assert not {"AssignSubVariableOp", "AssignVariableOp"} & set(_kinds(traced))
+    assert traced.function(tf.ones([3]))[0].numpy().tolist() == [7, 7, 7]
+
+
+def test_a_decay_and_an_update_are_both_made_in_the_variable():
+    variable = tf.Variable(tf.fill([3], 8.0))
+
+    def step(x):
+        variable.assign_sub(variable * 0.25)
+        variable.assign_sub(x * variable)
+    traced = trace(step, tf.TensorSpec([3]))
+    assert _kinds(traced).count("AssignSubVariableOp") == 2
+    traced.function(tf.constant([0.0, 0.5, 1.0]))
+    assert variable.numpy().tolist() == [6, 3, 0]
+
+
+def test_a_sum_that_is_returned_or_read_elsewhere_is_made_for_all():
+    variable = tf.Variable(tf.fill([3], 8.0))
+
+    def step(x):
+        total = variable + x
+        variable.assign(total)
+        return total
+    traced = trace(step, tf.TensorSpec([3]))
+    assert traced.function(tf.ones([3]))[0].numpy().tolist() == [9, 9, 9] and variable.numpy().tolist() == [9, 9, 9]
 
 
 def test_what_is_captured_or_given_and_not_read_is_no_trouble():
