@@ -1,16 +1,20 @@
 """The allocator on paper against a naive map of bytes, and what placement adds to a plan."""
 
 import random
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkmate_tf.ir.graph import GraphBuilder
-from checkmate_tf.ir.placement import Allocator, Layout, OutOfMemory, place, smallest_limit
+from checkmate_tf.ir.errors import GraphError
+from checkmate_tf.ir.graph import GraphBuilder, graph_from_instance
+from checkmate_tf.ir.placement import Allocator, Layout, OutOfMemory, Requests, place, smallest_limit
 from checkmate_tf.ir.plan import plan_from_order
 from checkmate_tf.ir.simulate import simulate
 from checkmate_tf.ir.units import GRANULE_BYTES
+from checkmate_tf.ir.verify import verify_graph
+from checkmate_tf.solvers.layered import layered_instance
 from tests import strategies
 
 MIB = 1 << 20
@@ -122,6 +126,66 @@ def test_placed_peaks_are_never_below_live_peaks_in_granules(graph, residents):
     placed = place(graph, plan, Layout((5000,) * residents))
     assert placed.peak_bytes >= simulate(graph, plan).peak_bytes
     assert placed.region_bytes >= placed.peak_bytes - graph.resident_bytes
+
+
+def _played(graph, plan):
+    """What is asked for and given back, as sizes; given back, negative."""
+    heard = []
+
+    def allocate(size):
+        heard.append(size)
+        return size
+    Requests(graph, plan).play(allocate, lambda size: heard.append(-size))
+    return heard
+
+
+def test_an_op_asks_as_it_was_heard_to():
+    builder = GraphBuilder()
+    a = builder.op("a", bytes=4096)
+    # A transposed copy comes first, then one of two outputs, scratch, the other; the copy goes last.
+    builder.op("b", [a], bytes=[1024, 2048], scratch_bytes=8192, requests=(512, 2048, 8192, -3, 1024, -1))
+    graph = builder.build(results=builder.outputs_of("b"))
+    plan = plan_from_order(graph, graph.order)
+    assert _played(graph, plan) == [4096, 512, 2048, 8192, -8192, 1024, -512, -4096, -2048, -1024]
+
+
+def test_what_was_not_heard_comes_last_and_what_is_left_over_is_scratch():
+    builder = GraphBuilder()
+    builder.op("a", bytes=[1024, 256], requests=(768, 1024, 512, -1))
+    graph = builder.build(results=builder.outputs_of("a"))
+    assert _played(graph, plan_from_order(graph, graph.order)) == [768, 1024, 512, -768, 256, -512, -1024, -256]
+
+
+def test_an_output_in_the_place_of_an_input_is_not_asked_for_and_scratch_is():
+    builder = GraphBuilder()
+    a = builder.op("a", bytes=1024)
+    builder.op("b", [a], bytes=1024, scratch_bytes=256, reuses=[a], requests=(256, 1024, -1))
+    graph = builder.build(results=builder.outputs_of("b"))
+    assert _played(graph, plan_from_order(graph, graph.order)) == [1024, 256, -256, -1024]
+
+
+@pytest.mark.parametrize("requests", [(-1,), (8, -1, -1), (8, -2), (-1, 8)])
+def test_what_is_given_back_must_have_been_asked_for(requests):
+    builder = GraphBuilder()
+    builder.op("a", bytes=8, requests=requests)
+    with pytest.raises(GraphError, match="G7"):
+        verify_graph(builder.build())
+
+
+def test_a_plan_of_ten_thousand_steps_is_simulated_and_placed_in_a_moment():
+    graph = graph_from_instance(layered_instance(5000))
+    plan = plan_from_order(graph, graph.order)
+    assert len(plan.steps) >= 9_900
+    small = graph_from_instance(layered_instance(500))
+    little = plan_from_order(small, small.order)
+
+    def seconds(graph, plan):
+        started = time.perf_counter()
+        simulate(graph, plan)
+        place(graph, plan)
+        return time.perf_counter() - started
+    # Ten times the steps take some ten times the time, as far as a busy machine shows it.
+    assert min(seconds(graph, plan) for _ in range(3)) < 40 * min(seconds(small, little) for _ in range(5))
 
 
 def test_the_smallest_limit_suffices_and_less_does_not():
