@@ -6,6 +6,7 @@
 | export_graphs | eager.context | what the runtime really executes is not to be had through any public call |
 | device_memory_limit | client.device_lib | a GPU's limit is not in its public details |
 | handle_bytes, handle_dtype, handle_shape | ops.handle_data_util | what the variable is that a resource handle points to |
+| is_stateful | framework.op_def_registry | whether a loop may run again hangs on the ops in its body |
 | function_graph | framework.function_def_to_graph | what a loop holds inside is in its body only |
 | uses_onednn | util._pywrap_util_port | its kernels hand memory to one another that no graph shows |
 """
@@ -17,7 +18,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import rewriter_config_pb2
 from tensorflow.python.client import device_lib
 from tensorflow.python.eager import context
-from tensorflow.python.framework import function_def_to_graph
+from tensorflow.python.framework import function_def_to_graph, op_def_registry
 from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.ops import handle_data_util
 from tensorflow.python.util import _pywrap_util_port
@@ -96,6 +97,12 @@ def function_graph(function, shapes: Sequence[tf.TensorShape]) -> tf.Graph:
     """A FunctionDef as a graph with `inputs` and `outputs`, for inputs of these shapes; what it calls comes from the present
     graph."""
     return function_def_to_graph.function_def_to_graph(function, input_shapes=list(shapes))
+
+
+def is_stateful(kind: str) -> bool:
+    """Whether ops of this kind have state; calls of functions by their name are taken to have."""
+    definition = op_def_registry.get(kind)
+    return definition is None or definition.is_stateful
 
 
 def uses_onednn() -> bool:

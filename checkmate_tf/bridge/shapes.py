@@ -39,7 +39,8 @@ def keep_shapes(imported: tf.Graph, traced: tf.Graph) -> None:
         if all(tensor.shape.is_fully_defined() for tensor in operation.outputs):
             continue
         original = found.get(operation.name)
-        sources = [_inferred(operation), original if original is not None and original.type == operation.type else None]
+        same = original is not None and original.type.removeprefix("Stateless") == operation.type.removeprefix("Stateless")
+        sources = [_inferred(operation), original if same else None]
         for source in filter(None, sources):
             for tensor, known in zip(operation.outputs, source.outputs):
                 if not tensor.shape.is_fully_defined() and tensor.shape.is_compatible_with(known.shape):

@@ -20,6 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate_tf.bridge import private
+from checkmate_tf.bridge.reads import read_before_loops
 from checkmate_tf.bridge.shapes import keep_shapes, with_shapes
 from checkmate_tf.ir.errors import UnsupportedError
 
@@ -108,7 +109,8 @@ def trace(function: Callable, specs: Any, autograph: bool = False) -> Traced:
     graph_def = _own_functions(private.optimize(with_shapes(graph), keep))
     created = {op.name: position for position, op in enumerate(graph.get_operations())}
     captures = tuple(zip(placeholders[arguments:], concrete.captured_inputs))
-    graph_def = _copy_assigned(_chain_sums(_strip(graph_def, set(placeholders))), dict(captures))
+    graph_def = read_before_loops(_strip(graph_def, set(placeholders)), dict(captures))
+    graph_def = _copy_assigned(_chain_sums(graph_def), dict(captures))
     graph_def = _in_order(graph_def, created, set(placeholders))
     results = tuple(tensor.name for tensor in graph.outputs)
     named = tuple((name, tf.TensorSpec(tensor.shape, tensor.dtype))

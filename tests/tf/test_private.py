@@ -64,3 +64,8 @@ def test_a_gpu_tells_its_limit():
 
 def test_a_device_that_is_not_there_has_no_limit():
     assert private.device_memory_limit("GPU:99") is None
+
+
+def test_kinds_of_ops_tell_whether_they_have_state():
+    assert private.is_stateful("AssignVariableOp") and private.is_stateful("a_function_of_someone")
+    assert not private.is_stateful("MatMul") and not private.is_stateful("StatelessWhile")
