@@ -74,3 +74,14 @@ def test_a_loop_in_a_loop_reads_its_variable_itself():
     traced, graph = _traced(lambda x: _repeated(x, lambda value: _repeated(value, lambda inner: inner * weight, turns=2)))
     np.testing.assert_allclose(traced.pack(traced.function(X)), 64 * X)
     assert _loops(graph)[0].once is not None
+
+
+def test_sums_in_the_turns_of_a_loop_are_chains():
+    """With three numbers or more, what AddN adds first depends on what else is in memory."""
+    traced, _ = _traced(lambda x: _repeated(x, lambda value: tf.add_n([value, tf.sin(value), tf.cos(value)])))
+    kinds = [node.op for function in traced.graph_def.library.function for node in function.node_def]
+    assert "AddN" not in kinds and "Sin" in kinds
+    expected = X
+    for _ in range(3):
+        expected = expected + tf.sin(expected) + tf.cos(expected)
+    np.testing.assert_allclose(traced.pack(traced.function(X)), expected, rtol=1e-5)
