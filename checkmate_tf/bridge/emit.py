@@ -8,10 +8,14 @@ buffer go when its last reader has run, so what makes a free happen in time is t
 The computations form one chain of control edges. It replaces every control edge of the original (the plan
 respects those, `verify_plan` P5), keeps the executor from running ahead, and makes equal copies different for
 TensorFlow's own subexpression elimination. Grappler has run already, and is off for this function only: it would
-merge and move nodes across the chain.
+merge and move nodes across the chain. Only to take loops apart it runs once more, told to leave all other nodes alone.
+
+A loop that has been taken apart runs ahead: what a turn computes that the next ones do not wait for lags behind, and is held
+until then. In plain Keras up to 32 turns do. Here it is as many as there is room for.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,14 +23,18 @@ import tensorflow as tf
 
 from checkmate_tf.bridge import private
 from checkmate_tf.bridge.extract import Roots
+from checkmate_tf.bridge.loops import LOOPS
+from checkmate_tf.bridge.shapes import LEAST_TURNS
 from checkmate_tf.bridge.trace import GraphDef, Traced, flatten_batch, import_function, is_control, tensor_name
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.plan import Compute, Plan
+from checkmate_tf.ir.simulate import simulate
 from checkmate_tf.ir.verify import verify_plan
 
 RECOMPUTED = "/recompute_"
 FREE = "checkmate_tf_free_"
 FREED_BYTES = 1 << 14
+_TAKING_APART = ("function", "pruning", "dependency")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,18 +56,25 @@ class Emitted:
         return self.pack(outputs)
 
 
-def emit(traced: Traced, graph: Graph, plan: Plan) -> Emitted:
-    """The function that runs `plan`, a plan for `graph`, which was extracted from `traced`."""
+def emit(traced: Traced, graph: Graph, plan: Plan, spare_bytes: float = math.inf) -> Emitted:
+    """The function that runs `plan`, a plan for `graph`, which was extracted from `traced`.
+
+    spare_bytes: what the device has beyond the plan's peak. Loops run as many turns at a time as fit, at most those they ask for.
+    """
     verify_plan(graph, plan)
+    timeline = simulate(graph, plan)
     writer = _Writer(traced)
-    for step in plan.steps:
+    for position, step in enumerate(plan.steps):
         if isinstance(step, Compute):
-            writer.compute(graph.ops[step.op].name)
+            op = graph.ops[step.op]
+            room_bytes = spare_bytes + timeline.peak_bytes - timeline.live_bytes[position]
+            writer.compute(op.name, LEAST_TURNS + room_bytes // max(1, op.scratch_bytes))
         elif graph.values[step.value].bytes >= FREED_BYTES:
             value = graph.values[step.value]
             writer.free(graph.ops[value.producer].name, value.port)
     results = [writer.latest(name) for name in traced.results]
-    function = import_function(writer.graph_def, traced.arguments, traced.captures, results, writer.chain_end)
+    graph_def = _with_loops_apart(writer.graph_def, traced, [*results, *writer.chain_end])
+    function = import_function(graph_def, traced.arguments, traced.captures, results, writer.chain_end)
     return Emitted(function, tuple(writer.nodes), traced.pack, private.config_without_optimizers())
 
 
@@ -82,13 +97,16 @@ class _Writer:
         """The node that runs last, as a list of at most one."""
         return [self._chain] if self._chain is not None else []
 
-    def compute(self, name: str) -> None:
-        """One more run of this op."""
+    def compute(self, name: str, most_turns: float) -> None:
+        """One more run of this op; of a loop, with at most so many turns at a time."""
         template = self._templates[name]
         inputs = [self.latest(other) for other in template.input if not is_control(other)]
         run = self._runs.get(name, -1) + 1
         self._runs[name] = run
-        self._append(template, _run_name(name, run), inputs, chained=True)
+        node = self._append(template, _run_name(name, run), inputs, chained=True)
+        if node.op in LOOPS:
+            turns = node.attr["parallel_iterations"]
+            turns.i = int(min(turns.i, most_turns))
         self.nodes.append(_run_name(name, run))
 
     def free(self, name: str, port: int) -> None:
@@ -128,7 +146,7 @@ class _Writer:
             self._sources.add(template.name)
             self._append(template, template.name, [], chained=False)
 
-    def _append(self, template, name: str, inputs: Sequence[str], chained: bool) -> None:
+    def _append(self, template, name: str, inputs: Sequence[str], chained: bool):
         node = self.graph_def.node.add()
         node.CopyFrom(template)
         node.name = name
@@ -138,6 +156,24 @@ class _Writer:
             if self._chain is not None:
                 node.input.append("^" + self._chain)
             self._chain = name
+        return node
+
+
+def _with_loops_apart(graph_def: GraphDef, traced: Traced, ends: Sequence[str]) -> GraphDef:
+    """The nodes with each loop taken apart, but for one that gives a result or ends the chain.
+
+    TensorFlow would do so itself, but leave many nodes that do nothing in every turn. All other nodes stay, and their order.
+    """
+    if not any(node.op in LOOPS for node in graph_def.node):
+        return graph_def
+    given = [*traced.arguments, *traced.captures]
+    whole = GraphDef(node=graph_def.node, library=graph_def.library, versions=graph_def.versions)
+    for position, (name, tensor) in enumerate(given):
+        node = whole.node.add(name=name, op="_Arg")
+        node.attr["T"].type, node.attr["index"].i = tensor.dtype.as_datatype_enum, position
+    apart = private.optimize(whole, [*ends, *(node.name for node in whole.node if node.op not in LOOPS)], _TAKING_APART)
+    nodes = [node for node in apart.node if node.op != "_Arg"]
+    return GraphDef(node=nodes, library=apart.library, versions=apart.versions)
 
 
 def _run_name(name: str, run: int) -> str:

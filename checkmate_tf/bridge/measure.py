@@ -20,7 +20,9 @@ import tensorflow as tf
 
 from checkmate_tf.bridge import private
 from checkmate_tf.bridge.extract import POOLED_RESULT, pooling_of, workspace_bytes
+from checkmate_tf.bridge.loops import LOOPS
 from checkmate_tf.bridge.price import flops, moved_bytes, op_key, static_value, tensor_bytes
+from checkmate_tf.bridge.shapes import LEAST_TURNS
 from checkmate_tf.bridge.trace import GraphDef, Traced, import_function
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.units import GRANULE_BYTES, in_granules
@@ -259,6 +261,8 @@ def _chain(traced: Traced, operation: tf.Operation, copies: int,
         node = graph_def.node.add()
         node.CopyFrom(operation.node_def)
         node.name = f"copy_{copy}"
+        if node.op in LOOPS:
+            node.attr["parallel_iterations"].i = LEAST_TURNS
         del node.input[:]
         node.input.extend(inputs + ([f"^copy_{copy - 1}"] if copy else []))
     last = f"copy_{copies - 1}"

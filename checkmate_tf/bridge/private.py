@@ -24,11 +24,11 @@ from tensorflow.python.ops import handle_data_util
 from tensorflow.python.util import _pywrap_util_port
 
 
-def optimize(graph_def: tf.compat.v1.GraphDef, keep: Sequence[str]) -> tf.compat.v1.GraphDef:
+def optimize(graph_def: tf.compat.v1.GraphDef, keep: Sequence[str], passes: Sequence[str] = ()) -> tf.compat.v1.GraphDef:
     """The nodes after Grappler, its usual passes but for the ones that trade memory by themselves.
 
     graph_def: the nodes, with their functions; keep: names of the nodes that must survive: inputs, outputs, control
-    outputs
+    outputs; passes: names of those to make in place of the usual ones
     """
     meta_graph = tf.compat.v1.MetaGraphDef(graph_def=graph_def)
     meta_graph.collection_def["train_op"].node_list.value.extend(keep)
@@ -36,6 +36,7 @@ def optimize(graph_def: tf.compat.v1.GraphDef, keep: Sequence[str]) -> tf.compat
     rewrite = config.graph_options.rewrite_options
     # The default turns AddN into a stateful TemporaryVariable, which could not be recomputed.
     rewrite.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
+    rewrite.optimizers.extend(passes)
     rewrite.min_graph_nodes = -1
     # A second round takes as long as the first one and removes some 2 % of the nodes.
     rewrite.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE

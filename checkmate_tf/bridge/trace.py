@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from checkmate_tf.bridge import private
 from checkmate_tf.bridge.reads import read_before_loops, rename_tensors
-from checkmate_tf.bridge.shapes import keep_shapes, with_shapes
+from checkmate_tf.bridge.shapes import keep_shapes, taking_apart, with_shapes
 from checkmate_tf.ir.errors import UnsupportedError
 
 GraphDef = tf.compat.v1.GraphDef
@@ -106,7 +106,7 @@ def trace(function: Callable, specs: Any, autograph: bool = False) -> Traced:
     placeholders = [tensor.op.name for tensor in graph.inputs]
     controls = [op.name for op in graph.control_outputs]
     keep = [*(f"{name}:0" for name in placeholders), *(tensor.name for tensor in graph.outputs), *controls]
-    graph_def = _own_functions(private.optimize(with_shapes(graph), keep))
+    graph_def = _own_functions(taking_apart(private.optimize(with_shapes(graph), keep)))
     created = {op.name: position for position, op in enumerate(graph.get_operations())}
     captures = tuple(zip(placeholders[arguments:], concrete.captured_inputs))
     graph_def = read_before_loops(_strip(graph_def, set(placeholders)), dict(captures))
