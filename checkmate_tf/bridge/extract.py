@@ -55,6 +55,7 @@ class _Draft:
     once: str | None
     backward: bool
     scratch_bytes: int
+    pieces: Mapping[int, int]
     overwrites: list[tuple[str, int]] = dataclasses.field(default_factory=list)
 
 
@@ -73,7 +74,7 @@ def extract(traced: Traced) -> Graph:
     for index, name in enumerate(names):
         for port, (size, shape, dtype) in enumerate(drafts[name].sizes):
             value_of[name, port] = len(values)
-            values.append(Value(len(values), index, port, size, shape, dtype))
+            values.append(Value(len(values), index, port, size, shape, dtype, drafts[name].pieces.get(port, 1)))
     ops = []
     for index, name in enumerate(names):
         draft = drafts[name]
@@ -147,10 +148,11 @@ def _drafts(traced: Traced) -> dict[str, _Draft]:
         operation = traced.function.graph.get_operation_by_name(node.name)
         backward = ("gradient_tape" in node.name or any(drafts[op].backward for op, _ in inputs))
         sizes = [_size(tensor) for tensor in operation.outputs]
-        for position, size in inside.list_bytes(operation).items():
-            sizes[position] = (in_granules(size), (size,), "uint8")
+        lists = inside.lists(operation)
+        for position, (count, size) in lists.items():
+            sizes[position] = (count * in_granules(size), (count, size), "uint8")
         drafts[node.name] = _Draft(node.name, node.op, inputs, after, sizes, _once(operation), backward,
-                                   inside.scratch_bytes(operation))
+                                   inside.scratch_bytes(operation), {position: count for position, (count, _) in lists.items()})
     return drafts
 
 

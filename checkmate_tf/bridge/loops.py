@@ -57,10 +57,10 @@ class Inside:
         lengths = [tf.get_static_value(tensor.op.inputs[1]) for tensor in operation.inputs if tensor.op.type == "TensorListReserve"]
         return max((int(length) for length in lengths if length is not None), default=1)
 
-    def list_bytes(self, operation: tf.Operation) -> dict[int, int]:
-        """Output position -> bytes of what is in the list there when the op has run."""
+    def lists(self, operation: tf.Operation) -> dict[int, tuple[int, int]]:
+        """Output position -> (number, bytes of each) of what is in the list there when the op has run."""
         if operation.type == "TensorListFromTensor":
-            return {0: self._bytes_of(operation.inputs[0])}
+            return {0: (1, self._bytes_of(operation.inputs[0]))}
         if operation.type not in LOOPS:
             return {}
         found, counted = {}, set()
@@ -68,7 +68,7 @@ class Inside:
             buffer = self._buffer(operation, put)
             if buffer is not None and buffer.ref() not in counted:
                 counted.add(buffer.ref())
-                found[position] = self.turns(operation) * self._bytes_of(buffer)
+                found[position] = self.turns(operation), self._bytes_of(buffer)
         return found
 
     def scratch_bytes(self, operation: tf.Operation) -> int:
@@ -89,8 +89,7 @@ class Inside:
             if operation.type in SOURCES or is_view(operation):
                 continue
             sizes = {tensor.ref(): self._bytes_of(tensor) for tensor in operation.outputs if tensor.ref() not in kept}
-            lists = self.list_bytes(operation)
-            held += sum(sizes.values()) + sum(lists.values())
+            held += sum(sizes.values()) + sum(count * size for count, size in self.lists(operation).values())
             most = max(most, held + self.scratch_bytes(operation))
             for tensor, size in sizes.items():
                 ends.setdefault(last.get(tensor, position), []).append(size)

@@ -27,7 +27,7 @@ from checkmate_tf.bridge.measure import measured_memory, reset_peak
 from checkmate_tf.bridge.price import tensor_bytes
 from checkmate_tf.bridge.trace import Traced
 from checkmate_tf.ir.graph import Graph
-from checkmate_tf.ir.placement import ROUNDS, Layout, OutOfMemory, Requests, joined, place
+from checkmate_tf.ir.placement import ROUNDS, Layout, OutOfMemory, Requests, joined, place, requested
 from checkmate_tf.ir.plan import Plan, plan_from_order
 from checkmate_tf.ir.units import GRANULE_BYTES, in_granules
 
@@ -88,7 +88,7 @@ class Device:
 
     def __init__(self, graph: Graph):
         self._graph = graph
-        sizes = {value.bytes for value in graph.values} | {op.scratch_bytes for op in graph.ops}
+        sizes = {size for value in graph.values for size in requested(value)} | {op.scratch_bytes for op in graph.ops}
         # Made beforehand: made in between, they would lie in the way.
         self._shapes = {size: _shape(size) for size in sizes}
         self._left_bytes = math.inf

@@ -21,7 +21,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from checkmate_tf.ir.graph import Graph
+from checkmate_tf.ir.graph import Graph, Value
 from checkmate_tf.ir.plan import Compute, Plan
 from checkmate_tf.ir.simulate import taken_over_by
 from checkmate_tf.ir.units import GRANULE_BYTES, in_granules
@@ -29,6 +29,7 @@ from checkmate_tf.ir.units import GRANULE_BYTES, in_granules
 FIRST_REGION_BYTES = 2 << 20
 WORTH_SPLITTING_BYTES = 128 << 20
 UNLIMITED_BYTES = 1 << 46
+_MOST_PIECES = 64
 ROUNDS = 2                      # a second step finds what the first one has left
 Held = TypeVar("Held")
 
@@ -203,32 +204,43 @@ def _fits(graph, plan, layout, limit_bytes) -> bool:
 
 class Requests:
     """What a plan asks of an allocator, in order: outputs and scratch as they are made, frees as they come; an output
-    that takes over an input's memory asks for nothing."""
+    that takes over an input's memory asks for nothing. Of a value in many pieces some stand for all."""
 
     def __init__(self, graph: Graph, plan: Plan):
-        self._steps: list[tuple[int | None, int | None, tuple[tuple[int, int], ...], int]] = []
+        self._steps: list[tuple[int | None, int | None, tuple[tuple[int, list[int]], ...], int]] = []
         for position, step in enumerate(plan.steps):
             if isinstance(step, Compute):
                 op = graph.ops[step.op]
-                sizes = tuple((value, graph.values[value].bytes) for value in op.outputs if graph.values[value].bytes)
+                sizes = tuple((value, requested(graph.values[value])) for value in op.outputs if graph.values[value].bytes)
                 self._steps.append((None, taken_over_by(op, plan, position) if op.reuses else None, sizes, op.scratch_bytes))
             elif graph.values[step.value].bytes:
                 self._steps.append((step.value, None, (), 0))
 
     def play(self, allocate: Callable[[int], Held], release: Callable[[Held], object]) -> None:
         """Makes every request once; what is left at the end is released."""
-        at: dict[int, Held] = {}
+        at: dict[int, list[Held]] = {}
         for freed, taken_over, sizes, scratch_bytes in self._steps:
             if freed is not None:
-                if freed in at:
-                    release(at.pop(freed))
+                _release_all(at.pop(freed, []), release)
                 continue
             if taken_over in at:
                 at[sizes[0][0]] = at.pop(taken_over)
             else:
-                for value, size in sizes:
-                    at[value] = allocate(size)
+                for value, pieces in sizes:
+                    at[value] = [allocate(size) for size in pieces]
             if scratch_bytes:
                 release(allocate(scratch_bytes))
-        for held in at.values():
-            release(held)
+        for pieces in at.values():
+            _release_all(pieces, release)
+
+
+def _release_all(pieces: list[Held], release: Callable[[Held], object]) -> None:
+    """Holds none of them longer than until it is released."""
+    while pieces:
+        release(pieces.pop())
+
+
+def requested(value: Value) -> list[int]:
+    """The bytes of each request for a value."""
+    pieces = min(value.pieces, _MOST_PIECES)
+    return [value.bytes // pieces] * pieces
