@@ -172,8 +172,11 @@ def _with_loops_apart(graph_def: GraphDef, traced: Traced, ends: Sequence[str]) 
         node = whole.node.add(name=name, op="_Arg")
         node.attr["T"].type, node.attr["index"].i = tensor.dtype.as_datatype_enum, position
     apart = private.optimize(whole, [*ends, *(node.name for node in whole.node if node.op not in LOOPS)], _TAKING_APART)
-    nodes = [node for node in apart.node if node.op != "_Arg"]
-    return GraphDef(node=nodes, library=apart.library, versions=apart.versions)
+    # Functions that are left, as of loops that are not to be taken apart, are known under their names as they were.
+    functions = {function.signature.name: function for library in (apart.library, graph_def.library) for function in library.function}
+    library = tf.compat.v1.GraphDef().library
+    library.function.extend(functions.values())
+    return GraphDef(node=[node for node in apart.node if node.op != "_Arg"], library=library, versions=apart.versions)
 
 
 def _run_name(name: str, run: int) -> str:
