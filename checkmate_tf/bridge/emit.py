@@ -11,7 +11,7 @@ TensorFlow's own subexpression elimination. Grappler has run already, and is off
 merge and move nodes across the chain. Only to take loops apart it runs once more, told to leave all other nodes alone.
 
 A loop that has been taken apart runs ahead: what a turn computes that the next ones do not wait for lags behind, and is held
-until then. In plain Keras up to 32 turns do. Here it is as many as there is room for.
+until then. In plain Keras up to 32 turns do. Here it is as many as there is room for, up to half of that.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ import tensorflow as tf
 from checkmate_tf.bridge import private
 from checkmate_tf.bridge.extract import Roots
 from checkmate_tf.bridge.loops import LOOPS
-from checkmate_tf.bridge.shapes import LEAST_TURNS
+from checkmate_tf.bridge.shapes import LEAST_TURNS, MOST_TURNS
 from checkmate_tf.bridge.trace import GraphDef, Traced, flatten_batch, import_function, is_control, tensor_name
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.plan import Compute, Plan
@@ -106,7 +106,7 @@ class _Writer:
         node = self._append(template, _run_name(name, run), inputs, chained=True)
         if node.op in LOOPS:
             turns = node.attr["parallel_iterations"]
-            turns.i = int(min(turns.i, most_turns))
+            turns.i = int(min(turns.i, MOST_TURNS, most_turns))
         self.nodes.append(_run_name(name, run))
 
     def free(self, name: str, port: int) -> None:

@@ -8,7 +8,9 @@ import tensorflow as tf
 from checkmate_tf.bridge import private
 
 GraphDef = tf.compat.v1.GraphDef
-LEAST_TURNS = 2                 # at a time: by measurement two take no more memory than what one may hold, and less time than one
+# Turns at a time. By measurement two take no more memory than what one may hold, and less time than one; more than 16 take
+# more memory and no less time.
+LEAST_TURNS, MOST_TURNS = 2, 16
 _TAKE_APART, _LATER = "_lower_using_switch_merge", "_checkmate_tf_lower_using_switch_merge"
 
 

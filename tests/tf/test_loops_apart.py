@@ -11,7 +11,7 @@ from checkmate_tf.bridge.audit import executed_runs, first_call
 from checkmate_tf.bridge.emit import Emitted, emit
 from checkmate_tf.bridge.extract import extract
 from checkmate_tf.bridge.measure import measured_memory, reset_peak
-from checkmate_tf.bridge.shapes import LEAST_TURNS
+from checkmate_tf.bridge.shapes import LEAST_TURNS, MOST_TURNS
 from checkmate_tf.bridge.trace import trace
 from checkmate_tf.ir.errors import PlanError
 from checkmate_tf.ir.plan import plan_from_order
@@ -128,7 +128,7 @@ def test_a_loop_that_gives_the_result_runs():
     assert set(runs.values()) == {1}
 
 
-@pytest.mark.parametrize("spare_bytes, turns", [(0, LEAST_TURNS), (1 << 40, 32)])
+@pytest.mark.parametrize("spare_bytes, turns", [(0, LEAST_TURNS), (1 << 40, MOST_TURNS)])
 def test_turns_run_ahead_where_there_is_room(spare_bytes, turns):
     prepared, batch = _prepared(_model(layers.LSTM, steps=32, width=64), batch_size=64)
     plan = plan_from_order(prepared.graph, prepared.graph.order)
