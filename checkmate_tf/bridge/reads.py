@@ -5,14 +5,13 @@ op: which write makes it stale. All turns share it, too; else each turn would co
 leave its copies to the gradient.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
 from checkmate_tf.bridge import private
 
 GraphDef = tf.compat.v1.GraphDef
-_FUNCTIONS = ("cond", "body")
 
 
 def read_before_loops(graph_def: GraphDef, handles: Mapping[str, tf.Tensor]) -> GraphDef:
@@ -24,34 +23,59 @@ def read_before_loops(graph_def: GraphDef, handles: Mapping[str, tf.Tensor]) -> 
     used = {name for node in graph_def.node for name in node.input}
     changed = GraphDef(library=graph_def.library, versions=graph_def.versions)
     for node in graph_def.node:
-        types = node.attr["T"].list.type if node.op == "While" else []
-        positions = [position for position, dtype in enumerate(types) if dtype == tf.resource.as_datatype_enum]
-        if not all(node.input[position] in handles and f"{node.name}:{position}" not in used
+        if node.op == "While":
+            positions = _resources(node)
+            if all(f"{node.name}:{position}" not in used and _is_known(handles.get(node.input[position]))
                    and _only_read(node, functions, position) for position in positions):
-            positions = []
-        for position in positions:
-            handle = handles[node.input[position]]
-            dtype, shape = private.handle_dtype(handle), private.handle_shape(handle)
-            read = changed.node.add(name=f"{node.name}/read_{position}", op="ReadVariableOp", device=node.device,
-                                    input=[node.input[position], *node.input[len(types):]])
-            read.attr["dtype"].type = types[position] = dtype.as_datatype_enum
-            node.input[position] = read.name
-            if node.attr["output_shapes"].list.shape:
-                node.attr["output_shapes"].list.shape[position].CopyFrom(shape.as_proto())
-        node.attr.pop("_read_only_resource_inputs", None)
-        for function in [node.attr[attribute].func for attribute in _FUNCTIONS] if positions else ():
-            name = f"{function.name}_of_values"
-            if name not in functions:
-                functions[name] = changed.library.function.add()
-                functions[name].CopyFrom(functions[function.name])
-                functions[name].signature.name = name
-                _take_values(functions[name], {position: types[position] for position in positions})
-            function.name = name
-        if node.op == "While" and not any(
-                private.is_stateful(inner.op) for attribute in _FUNCTIONS for inner in functions[node.attr[attribute].func.name].node_def):
-            node.op = "StatelessWhile"
+                changed.node.extend(_read(node, handles, positions))
+                _call_with_values(node, functions, changed.library, positions)
+            if not any(private.is_stateful(inner.op) for called in _called(node) for inner in functions[called.name].node_def):
+                node.op = "StatelessWhile"
         changed.node.append(node)
     return changed
+
+
+def _resources(node) -> list[int]:
+    return [position for position, dtype in enumerate(node.attr["T"].list.type) if dtype == tf.resource.as_datatype_enum]
+
+
+def _called(node) -> list:
+    return [node.attr[attribute].func for attribute in ("cond", "body")]
+
+
+def _is_known(handle: tf.Tensor | None) -> bool:
+    """Whether it is the handle of a variable of known dtype and shape."""
+    return handle is not None and None not in (private.handle_dtype(handle), private.handle_shape(handle))
+
+
+def _read(node, handles: Mapping[str, tf.Tensor], positions: Sequence[int]) -> list:
+    """Reads of these variables of the loop, which then takes what they give."""
+    types, shapes = node.attr["T"].list.type, node.attr["output_shapes"].list.shape
+    controls = node.input[len(types):]
+    reads = []
+    for position in positions:
+        handle = handles[node.input[position]]
+        read = tf.compat.v1.NodeDef(name=f"{node.name}/read_{position}", op="ReadVariableOp", device=node.device,
+                                    input=[node.input[position], *controls])
+        read.attr["dtype"].type = types[position] = private.handle_dtype(handle).as_datatype_enum
+        node.input[position] = read.name
+        if shapes:
+            shapes[position].CopyFrom(private.handle_shape(handle).as_proto())
+        reads.append(read)
+    node.attr.pop("_read_only_resource_inputs", None)
+    return reads
+
+
+def _call_with_values(node, functions: dict, library, positions: Sequence[int]) -> None:
+    """Has the loop call functions that take values at these positions; others may call the present ones."""
+    for called in _called(node) if positions else ():
+        name = f"{called.name}_of_values"
+        if name not in functions:
+            functions[name] = library.function.add()
+            functions[name].CopyFrom(functions[called.name])
+            functions[name].signature.name = name
+            _take_values(functions[name], {position: node.attr["T"].list.type[position] for position in positions})
+        called.name = name
 
 
 def rename_tensors(function, names: Mapping[str, str]) -> None:
@@ -64,8 +88,8 @@ def rename_tensors(function, names: Mapping[str, str]) -> None:
 
 def _only_read(node, functions: Mapping, position: int) -> bool:
     """Whether the functions of this loop only read the variable at this position, and pass its handle on."""
-    for attribute in _FUNCTIONS:
-        function = functions[node.attr[attribute].func.name]
+    for called in _called(node):
+        function = functions[called.name]
         argument = function.signature.input_arg[position].name
         if any(argument in inner.input and inner.op != "ReadVariableOp" for inner in function.node_def):
             return False

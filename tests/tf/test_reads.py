@@ -85,3 +85,10 @@ def test_sums_in_the_turns_of_a_loop_are_chains():
     for _ in range(3):
         expected = expected + tf.sin(expected) + tf.cos(expected)
     np.testing.assert_allclose(traced.pack(traced.function(X)), expected, rtol=1e-5)
+
+
+def test_a_table_in_a_loop_stays_where_it_is():
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([0, 1, 2], [1.0, 2.0, 4.0]), 0.0)
+    traced, _ = _traced(lambda x: tf.while_loop(lambda count, _: count < 3, lambda count, value: (
+        count + 1, value * table.lookup(count)), [0, x])[1])
+    np.testing.assert_allclose(traced.pack(traced.function(X)), 8 * X)
