@@ -65,7 +65,7 @@ def measure(name: str, shares: Sequence[float]) -> None:
     started = time.monotonic()
     needs = checkmate_tf.estimate(model, *batch, verbose=0)
     estimate_seconds = time.monotonic() - started
-    rows, plans = [], {}
+    rows, solutions = [], {}
     for share in shares:
         budget = int(needs.resident_bytes + share * (needs.keep_all_peak_bytes - needs.resident_bytes))
         row = {"workload": name, "share": share, "budget": budget, "estimate_seconds": estimate_seconds}
@@ -79,7 +79,7 @@ def measure(name: str, shares: Sequence[float]) -> None:
             continue
         measured_peak, replans = _settled_peak(model, x, y, workload.batch_size)
         solution = model.checkmate.solution
-        plans[share] = solution.plan
+        solutions[share] = solution
         row |= {"first_step_seconds": first.seconds, "live_peak": solution.peak_bytes, "simulated_peak": solution.placed_peak_bytes,
                 "predicted_overhead": solution.overhead, "measured_peak": measured_peak, "replans": replans,
                 "saved_plan_seconds": _saved_plan_seconds(model, solution, x, y, workload.batch_size),
@@ -88,14 +88,14 @@ def measure(name: str, shares: Sequence[float]) -> None:
     prepared = planning.prepare(model, batch, "auto", lambda text: None, batch_is_there=True)
     traced, graph = prepared.traced, prepared.graph
     steps = {"keep": emit(traced, graph, plan_from_order(graph, graph.order))}
-    steps |= {share: emit(traced, graph, plan) for share, plan in plans.items()}
+    steps |= {share: emit(traced, graph, solution.plan, solution.spare_bytes) for share, solution in solutions.items()}
     equal = _equal_after_steps(traced, steps, batch)
     model.make_train_function(force=True)
     measured = ratios({"plain": lambda: model.train_function(iter([batch])), **{
         share: lambda step=step: step(batch) for share, step in steps.items()}})
     for row in rows:
         row |= {"resident": needs.resident_bytes, "keep_all_peak": needs.keep_all_peak_bytes, "keep_ratio": measured["keep"]}
-        if row["share"] in plans:
+        if row["share"] in solutions:
             row |= {"ratio": measured[row["share"]], "equal": equal[row["share"]]}
         print(json.dumps(row), flush=True)
 

@@ -142,8 +142,8 @@ def measure(name: str, size: int, shares: Sequence[float], seconds: float) -> No
               "plain_peak": plain_bytes}
     rows, steps = [], {}
 
-    def add(share, budget_bytes, plan, placed_bytes, overhead):
-        steps[share] = emit(prepared.traced, graph, plan)
+    def add(share, budget_bytes, plan, placed_bytes, overhead, spare_bytes=0):
+        steps[share] = emit(prepared.traced, graph, plan, spare_bytes)
         rows.append(common | {"share": share, "budget": budget_bytes, "simulated": placed_bytes, "predicted": overhead,
                               "measured": _peak_bytes(lambda: steps[share](batch))})
 
@@ -156,7 +156,8 @@ def measure(name: str, size: int, shares: Sequence[float], seconds: float) -> No
         except CheckmateError as error:
             rows.append(common | {"share": share, "budget": budget_bytes, "error": str(error).splitlines()[0]})
             continue
-        add(share, budget_bytes, solution.plan, solution.placed_peak_bytes, solution.overhead)
+        add(share, budget_bytes, solution.plan, solution.placed_peak_bytes, solution.overhead, solution.spare_bytes)
+    steps[None] = emit(prepared.traced, graph, keep)
     measured = ratios({"plain": lambda: model.train_function(iter([batch])),
                        **{share: lambda step=step: step(batch) for share, step in steps.items()}})
     for row in rows:

@@ -127,7 +127,7 @@ class PlannedSteps(abc.ABC):
                 limits = Limits(seconds=max(_LEAST_SEARCH_SHARE * self.settings.time_limit, left))
                 solution = self._first_solution(prepared, narrator, limits)
                 narrator.stage("writing the step")
-                step = _Step(prepared, solution, emit(prepared.traced, prepared.graph, solution.plan))
+                step = _Step(prepared, solution, emit(prepared.traced, prepared.graph, solution.plan, solution.spare_bytes))
             is_main = self.solution is None or prepared.base.peak_bytes >= self.estimate.keep_all_peak_bytes
             self._steps[key] = step
             if is_main:
@@ -250,7 +250,8 @@ class PlannedSteps(abc.ABC):
                 warnings.warn(f"{reason} No plan that takes less was found, and training goes on under the present one. {error}",
                               stacklevel=2)
                 return
-            step.run = emit(step.prepared.traced, step.prepared.graph, step.solution.plan)
+            step.run = emit(step.prepared.traced, step.prepared.graph, step.solution.plan,
+                            max(0, step.solution.spare_bytes - step.surplus_bytes))
         if old is self.solution:
             self.solution, self.measured_peak_bytes = step.solution, None
 

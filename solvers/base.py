@@ -164,6 +164,11 @@ class Solution:
         return self.stats.get("placed_peak_bytes", self.peak_bytes)
 
     @property
+    def spare_bytes(self) -> int:
+        """What the budget leaves beyond the plan's peak."""
+        return max(0, self.budget_bytes - max(self.peak_bytes, self.placed_peak_bytes))
+
+    @property
     def overhead(self) -> float:
         return self.seconds / self.base_seconds - 1 if self.base_seconds > 0 else 0.0
 

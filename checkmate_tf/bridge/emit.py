@@ -8,10 +8,14 @@ buffer go when its last reader has run, so what makes a free happen in time is t
 The computations form one chain of control edges. It replaces every control edge of the original (the plan
 respects those, `verify_plan` P5), keeps the executor from running ahead, and makes equal copies different for
 TensorFlow's own subexpression elimination. Grappler has run already, and is off for this function only: it would
-merge and move nodes across the chain.
+merge and move nodes across the chain. Only to take loops apart it runs once more, told to leave all other nodes alone.
+
+A loop that has been taken apart runs ahead: what a turn computes that the next ones do not wait for lags behind, and is held
+until then. In plain Keras up to 32 turns do. Here it is as many as there is room for, up to half of that.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,9 +23,12 @@ import tensorflow as tf
 
 from checkmate_tf.bridge import private
 from checkmate_tf.bridge.extract import Roots
+from checkmate_tf.bridge.loops import LOOPS
+from checkmate_tf.bridge.shapes import LEAST_TURNS, MOST_TURNS
 from checkmate_tf.bridge.trace import GraphDef, Traced, flatten_batch, import_function, is_control, tensor_name
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.plan import Compute, Plan
+from checkmate_tf.ir.simulate import simulate
 from checkmate_tf.ir.verify import verify_plan
 
 # An op with this attribute is not run once and for all when the function is made, with a result that stays; as a list of
@@ -30,6 +37,7 @@ _UNFOLDED = "_scoped_allocator"
 RECOMPUTED = "/recompute_"
 FREE = "checkmate_tf_free_"
 FREED_BYTES = 1 << 14
+_TAKING_APART = ("function", "pruning", "dependency")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,19 +59,25 @@ class Emitted:
         return self.pack(outputs)
 
 
-def emit(traced: Traced, graph: Graph, plan: Plan) -> Emitted:
-    """The function that runs `plan`, a plan for `graph`, which was extracted from `traced`."""
+def emit(traced: Traced, graph: Graph, plan: Plan, spare_bytes: float = math.inf) -> Emitted:
+    """The function that runs `plan`, a plan for `graph`, which was extracted from `traced`.
+
+    spare_bytes: what the device has beyond the plan's peak. Loops run as many turns at a time as fit, at most those they ask for.
+    """
     verify_plan(graph, plan)
+    timeline = simulate(graph, plan)
     writer = _Writer(traced)
-    for step in plan.steps:
+    for position, step in enumerate(plan.steps):
         if isinstance(step, Compute):
             op = graph.ops[step.op]
-            writer.compute(op.name, of_constants=not op.inputs and op.once is None)
+            room_bytes = spare_bytes + timeline.peak_bytes - timeline.live_bytes[position]
+            writer.compute(op.name, LEAST_TURNS + room_bytes // max(1, op.scratch_bytes), of_constants=not op.inputs and op.once is None)
         elif graph.values[step.value].bytes >= FREED_BYTES:
             value = graph.values[step.value]
             writer.free(graph.ops[value.producer].name, value.port)
     results = [writer.latest(name) for name in traced.results]
-    function = import_function(writer.graph_def, traced.arguments, traced.captures, results, writer.chain_end)
+    graph_def = _with_loops_apart(writer.graph_def, traced, [*results, *writer.chain_end])
+    function = import_function(graph_def, traced.arguments, traced.captures, results, writer.chain_end)
     return Emitted(function, tuple(writer.nodes), traced.pack, private.config_without_optimizers())
 
 
@@ -86,8 +100,8 @@ class _Writer:
         """The node that runs last, as a list of at most one."""
         return [self._chain] if self._chain is not None else []
 
-    def compute(self, name: str, of_constants: bool) -> None:
-        """One more run of this op."""
+    def compute(self, name: str, most_turns: float, of_constants: bool) -> None:
+        """One more run of this op; of a loop, with at most so many turns at a time."""
         template = self._templates[name]
         inputs = [self.latest(other) for other in template.input if not is_control(other)]
         run = self._runs.get(name, -1) + 1
@@ -95,6 +109,9 @@ class _Writer:
         node = self._append(template, _run_name(name, run), inputs, chained=True)
         if of_constants:
             node.attr[_UNFOLDED].list.SetInParent()
+        if node.op in LOOPS:
+            turns = node.attr["parallel_iterations"]
+            turns.i = int(min(turns.i, MOST_TURNS, most_turns))
         self.nodes.append(_run_name(name, run))
 
     def free(self, name: str, port: int) -> None:
@@ -145,6 +162,26 @@ class _Writer:
                 node.input.append("^" + self._chain)
             self._chain = name
         return node
+
+
+def _with_loops_apart(graph_def: GraphDef, traced: Traced, ends: Sequence[str]) -> GraphDef:
+    """The nodes with each loop taken apart, but for one that gives a result or ends the chain.
+
+    TensorFlow would do so itself, but leave many nodes that do nothing in every turn. All other nodes stay, and their order.
+    """
+    if not any(node.op in LOOPS for node in graph_def.node):
+        return graph_def
+    given = [*traced.arguments, *traced.captures]
+    whole = GraphDef(node=graph_def.node, library=graph_def.library, versions=graph_def.versions)
+    for position, (name, tensor) in enumerate(given):
+        node = whole.node.add(name=name, op="_Arg")
+        node.attr["T"].type, node.attr["index"].i = tensor.dtype.as_datatype_enum, position
+    apart = private.optimize(whole, [*ends, *(node.name for node in whole.node if node.op not in LOOPS)], _TAKING_APART)
+    # Functions that are left, as of loops that are not to be taken apart, are known under their names as they were.
+    functions = {function.signature.name: function for library in (apart.library, graph_def.library) for function in library.function}
+    library = tf.compat.v1.GraphDef().library
+    library.function.extend(functions.values())
+    return GraphDef(node=[node for node in apart.node if node.op != "_Arg"], library=library, versions=apart.versions)
 
 
 def _run_name(name: str, run: int) -> str:

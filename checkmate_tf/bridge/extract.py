@@ -12,7 +12,7 @@ Four sorts of nodes:
 Two kernels of oneDNN hand memory to one another that the graph does not show: a pooling whose gradient reads its
 result keeps a *workspace* for it (which element of each window was the largest). It appears here as one more output.
 
-Statefulness is decided in `_once`, and nowhere else. A write of a variable overwrites the values that earlier
+Statefulness is decided in `_once`, and nowhere else (but for the zeros that a loop fills). A write of a variable overwrites the values that earlier
 reads of it made, so that no recomputation can see a mixture of old and new weights; where the step itself uses an
 old value after the write (a seed that is drawn and advanced), TensorFlow keeps a copy and nothing is overwritten.
 
@@ -20,6 +20,7 @@ The ops come out in an order of their own: the order of tracing, but each op tha
 runs as soon as it can. That puts every optimizer update right behind its gradient.
 """
 
+import collections
 import dataclasses
 import heapq
 import math
@@ -28,7 +29,7 @@ from collections.abc import Iterable, Mapping
 import tensorflow as tf
 
 from checkmate_tf.bridge import private
-from checkmate_tf.bridge.loops import Inside
+from checkmate_tf.bridge.loops import LOOPS, Inside
 from checkmate_tf.bridge.trace import SOURCES, Traced, is_control, tensor_name
 from checkmate_tf.bridge.views import PIECES, is_view
 from checkmate_tf.ir.errors import UnsupportedError
@@ -55,6 +56,7 @@ class _Draft:
     once: str | None
     backward: bool
     scratch_bytes: int
+    pieces: Mapping[int, int]
     overwrites: list[tuple[str, int]] = dataclasses.field(default_factory=list)
 
 
@@ -65,6 +67,7 @@ def extract(traced: Traced) -> Graph:
     """
     drafts = _drafts(traced)
     _add_workspaces(traced, drafts)
+    _join_filled_zeros(traced, drafts)
     _add_overwrites(traced, drafts)
     names = _schedule(drafts)
     index_of = {name: index for index, name in enumerate(names)}
@@ -73,7 +76,7 @@ def extract(traced: Traced) -> Graph:
     for index, name in enumerate(names):
         for port, (size, shape, dtype) in enumerate(drafts[name].sizes):
             value_of[name, port] = len(values)
-            values.append(Value(len(values), index, port, size, shape, dtype))
+            values.append(Value(len(values), index, port, size, shape, dtype, drafts[name].pieces.get(port, 1)))
     ops = []
     for index, name in enumerate(names):
         draft = drafts[name]
@@ -147,10 +150,11 @@ def _drafts(traced: Traced) -> dict[str, _Draft]:
         operation = traced.function.graph.get_operation_by_name(node.name)
         backward = ("gradient_tape" in node.name or any(drafts[op].backward for op, _ in inputs))
         sizes = [_size(tensor) for tensor in operation.outputs]
-        for position, size in inside.list_bytes(operation).items():
-            sizes[position] = (in_granules(size), (size,), "uint8")
+        lists = inside.lists(operation)
+        for position, (count, size) in lists.items():
+            sizes[position] = (count * in_granules(size), (count, size), "uint8")
         drafts[node.name] = _Draft(node.name, node.op, inputs, after, sizes, _once(operation), backward,
-                                   inside.scratch_bytes(operation))
+                                   inside.scratch_bytes(operation), {position: count for position, (count, _) in lists.items()})
     return drafts
 
 
@@ -194,6 +198,26 @@ def _add_workspaces(traced: Traced, drafts: Mapping[str, _Draft]) -> None:
         if len(drafts[pooling.name].sizes) == len(pooling.outputs):
             drafts[pooling.name].sizes.append((in_granules(size), (size,), "uint8"))
         draft.inputs.append((pooling.name, len(pooling.outputs)))
+
+
+def _join_filled_zeros(traced: Traced, drafts: Mapping[str, _Draft]) -> None:
+    """Has a list that a loop fills lie where the zeros lay that it began with, each of which goes when its place is filled.
+
+    Who reads the list then reads the zeros, which must be the first ones: made anew they would lie elsewhere.
+    """
+    readers = collections.Counter(tensor for draft in drafts.values() for tensor in draft.inputs)
+    zeros_of: dict[tuple[str, int], tuple[str, int]] = {}
+    for name, draft in drafts.items():
+        if draft.kind in LOOPS:
+            for position, tensor in enumerate(traced.function.graph.get_operation_by_name(name).inputs):
+                zeros = tensor.op.name, tensor.value_index
+                if (tensor.op.type == "ZerosLike" and tensor.dtype == tf.variant and readers[zeros] == 1
+                        and draft.sizes[position] == drafts[tensor.op.name].sizes[0]):
+                    draft.sizes[position] = _size(tensor)
+                    drafts[tensor.op.name].once = "is filled by a loop"
+                    zeros_of[name, position] = zeros
+    for draft in drafts.values():
+        draft.inputs += [zeros_of[tensor] for tensor in draft.inputs if tensor in zeros_of]
 
 
 def _size(tensor: tf.Tensor) -> tuple[int, tuple[int, ...], str]:

@@ -22,6 +22,7 @@ from checkmate_tf.bridge.views import ALWAYS, is_view
 LOOPS = frozenset({"While", "StatelessWhile"})
 _BRANCHES = frozenset({"If", "StatelessIf"})
 _PUTS = frozenset({"TensorListPushBack", "TensorListSetItem"})  # the last input is what is put in
+_FILLS = frozenset({"TensorListFromTensor", "ZerosLike"})       # both make every element anew
 _COUNTER, _MOST_TURNS = 0, 1    # positions among the variables of a loop that TensorFlow differentiates
 
 
@@ -57,10 +58,11 @@ class Inside:
         lengths = [tf.get_static_value(tensor.op.inputs[1]) for tensor in operation.inputs if tensor.op.type == "TensorListReserve"]
         return max((int(length) for length in lengths if length is not None), default=1)
 
-    def list_bytes(self, operation: tf.Operation) -> dict[int, int]:
-        """Output position -> bytes of what is in the list there when the op has run."""
-        if operation.type == "TensorListFromTensor":
-            return {0: self._bytes_of(operation.inputs[0])}
+    def lists(self, operation: tf.Operation) -> dict[int, tuple[int, int]]:
+        """Output position -> (number, bytes of each) of what the op has put into the list there when it has run."""
+        if operation.type in _FILLS and operation.outputs[0].dtype == tf.variant:
+            elements = self._elements(operation.outputs[0])
+            return {} if elements is None else {0: elements}
         if operation.type not in LOOPS:
             return {}
         found, counted = {}, set()
@@ -68,8 +70,25 @@ class Inside:
             buffer = self._buffer(operation, put)
             if buffer is not None and buffer.ref() not in counted:
                 counted.add(buffer.ref())
-                found[position] = self.turns(operation) * self._bytes_of(buffer)
+                found[position] = self.turns(operation), self._bytes_of(buffer)
         return found
+
+    def _elements(self, tensor: tf.Tensor) -> tuple[int, int] | None:
+        """(number, bytes of each) of what is in a list, wherever it was put in; None where that is not known."""
+        maker = _root(tensor).op
+        if maker.type == "ZerosLike":
+            return self._elements(maker.inputs[0])
+        if maker.type == "TensorListFromTensor":
+            whole = maker.inputs[0]
+            rows = whole.shape[0] if whole.shape.rank else None
+            return None if not rows else (rows, self._bytes_of(whole) // rows)
+        if maker.type not in LOOPS:
+            return None
+        body, position = self._body(maker, "body"), _root(tensor).value_index
+        if _root(body.outputs[position]) is body.inputs[position]:      # the loop does not change it
+            return self._elements(maker.inputs[position])
+        put = self._put_in(maker).get(position)
+        return None if put is None else (self.turns(maker), self._bytes_of(put))
 
     def scratch_bytes(self, operation: tf.Operation) -> int:
         """The most that one turn, or one of the branches, holds beside inputs, outputs and lists."""
@@ -89,8 +108,7 @@ class Inside:
             if operation.type in SOURCES or is_view(operation):
                 continue
             sizes = {tensor.ref(): self._bytes_of(tensor) for tensor in operation.outputs if tensor.ref() not in kept}
-            lists = self.list_bytes(operation)
-            held += sum(sizes.values()) + sum(lists.values())
+            held += sum(sizes.values()) + sum(count * size for count, size in self.lists(operation).values())
             most = max(most, held + self.scratch_bytes(operation))
             for tensor, size in sizes.items():
                 ends.setdefault(last.get(tensor, position), []).append(size)

@@ -20,8 +20,10 @@ import numpy as np
 import tensorflow as tf
 
 from checkmate_tf.bridge import private
-from checkmate_tf.bridge.extract import POOLED_RESULT, pooling_of, workspace_bytes
-from checkmate_tf.bridge.price import flops, moved_bytes, op_key, static_value, tensor_bytes
+from checkmate_tf.bridge.extract import POOLED_RESULT, inside_of, pooling_of, workspace_bytes
+from checkmate_tf.bridge.loops import LOOPS
+from checkmate_tf.bridge.price import computing, flops, moved_bytes, op_key, static_value, tensor_bytes
+from checkmate_tf.bridge.shapes import LEAST_TURNS
 from checkmate_tf.bridge.trace import GraphDef, Traced, import_function
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.units import GRANULE_BYTES, in_granules
@@ -88,11 +90,13 @@ def empty_profile() -> Profile:
 
 
 def missing(traced: Traced, graph: Graph, profile: Profile) -> dict[OpKey, tf.Operation]:
-    """The distinct ops that are worth measuring and that the profile does not know, by key."""
+    """The distinct ops that are worth measuring and that the profile does not know, by key; those in loops and branches, too."""
     found: dict[OpKey, tf.Operation] = {}
-    for op in graph.ops:
-        operation = traced.function.graph.get_operation_by_name(op.name)
-        if op.once is not None or any(tensor.dtype in _UNFEEDABLE for tensor in (*operation.inputs, *operation.outputs)):
+    inside = inside_of(traced)
+    operations = [traced.function.graph.get_operation_by_name(op.name) for op in graph.ops]
+    for operation in operations:
+        operations += [part for body in inside.bodies(operation) for part in computing(body)]
+        if operation.op_def.is_stateful or any(tensor.dtype in _UNFEEDABLE for tensor in (*operation.inputs, *operation.outputs)):
             continue
         if moved_bytes(operation) < SMALL_BYTES and flops(operation) < SMALL_FLOPS:
             continue
@@ -227,6 +231,8 @@ def _chain(traced: Traced, operation: tf.Operation, feeds: Mapping[int, tf.Tenso
         node = graph_def.node.add()
         node.CopyFrom(operation.node_def)
         node.name = f"copy_{copy}"
+        if node.op in LOOPS:
+            node.attr["parallel_iterations"].i = LEAST_TURNS
         del node.input[:]
         node.input.extend(inputs + ([f"^copy_{copy - 1}"] if copy else []))
     ends = [f"copy_{copies - 1}"]

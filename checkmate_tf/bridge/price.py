@@ -21,7 +21,7 @@ from checkmate_tf.bridge.trace import SOURCES, Traced
 from checkmate_tf.bridge.views import is_view
 from checkmate_tf.ir.graph import Graph, Op
 from checkmate_tf.ir.verify import verify_graph
-from checkmate_tf.profiles import OpKey, Profile
+from checkmate_tf.profiles import OpCost, OpKey, Profile
 
 _CONVOLUTIONS = {"Conv2D": (1, "out"), "Conv3D": (1, "out"), "DepthwiseConv2dNative": (1, "out"), "_FusedConv2D": (1, "out"),
                  "Conv2DBackpropInput": (1, "in"), "Conv3DBackpropInputV2": (1, "in"),
@@ -41,7 +41,7 @@ def price(traced: Traced, graph: Graph, profile: Profile) -> Graph:
     value_of = {(graph.ops[value.producer].name, value.port): value.index for value in graph.values}
     for op in graph.ops:
         operation = traced.function.graph.get_operation_by_name(op.name)
-        cost = profile.cost(op_key(traced, operation), *_work(inside, operation))
+        cost = _cost(traced, inside, profile, operation)
         left_bytes = sum(graph.values[value].bytes for value in op.outputs[len(operation.outputs):])
         # What is read in pieces is held to its end, and nobody writes into it.
         read = [() if any(roots.is_cut(*root) for root in found) else tuple(value_of[root] for root in found)
@@ -51,14 +51,19 @@ def price(traced: Traced, graph: Graph, profile: Profile) -> Graph:
     return verify_graph(dataclasses.replace(graph, ops=tuple(ops)))
 
 
-def _work(inside: Inside, operation: tf.Operation) -> tuple[float, int]:
-    """The floating-point operations and the bytes moved, of every turn of a loop, of the dearer of two branches."""
-    parts = [[_work(inside, part) for part in body.get_operations() if part.type not in SOURCES and not is_view(part)]
-             for body in inside.bodies(operation)]
-    if not parts:
-        return flops(operation), moved_bytes(operation)
-    turns = inside.turns(operation)
-    return tuple(turns * max(sum(part[kind] for part in body) for body in parts) for kind in (0, 1))
+def _cost(traced: Traced, inside: Inside, profile: Profile, operation: tf.Operation) -> OpCost:
+    """Of a loop that was not measured, every turn of it; of two branches, the dearer."""
+    cost = profile.cost(op_key(traced, operation), flops(operation), moved_bytes(operation))
+    bodies = inside.bodies(operation)
+    if cost.measured or not bodies:
+        return cost
+    seconds = [sum(_cost(traced, inside, profile, part).seconds for part in computing(body)) for body in bodies]
+    return dataclasses.replace(cost, seconds=inside.turns(operation) * max(seconds))
+
+
+def computing(body: tf.Graph) -> list[tf.Operation]:
+    """The ops of a function that do any work."""
+    return [operation for operation in body.get_operations() if operation.type not in SOURCES and not is_view(operation)]
 
 
 def _reused_values(graph: Graph, op: Op, read: Sequence[tuple[int, ...]], positions: Sequence[int]) -> tuple[int, ...]:

@@ -6,6 +6,7 @@
 | export_graphs | eager.context | what the runtime really executes is not to be had through any public call |
 | device_memory_limit | client.device_lib | a GPU's limit is not in its public details |
 | handle_bytes, handle_dtype, handle_shape | ops.handle_data_util | what the variable is that a resource handle points to |
+| is_stateful | framework.op_def_registry | whether a loop may run again hangs on the ops in its body |
 | function_graph | framework.function_def_to_graph | what a loop holds inside is in its body only |
 | uses_onednn | util._pywrap_util_port | its kernels hand memory to one another that no graph shows |
 | memory_events | tsl.profiler.protobuf | the profiler writes who asks the allocator for what to files of its own format |
@@ -20,7 +21,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import rewriter_config_pb2
 from tensorflow.python.client import device_lib
 from tensorflow.python.eager import context
-from tensorflow.python.framework import function_def_to_graph
+from tensorflow.python.framework import function_def_to_graph, op_def_registry
 from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.ops import handle_data_util
 from tensorflow.python.util import _pywrap_util_port
@@ -30,11 +31,11 @@ _PROFILING = threading.Lock()               # a process profiles once at a time
 _PROFILES = "ram://checkmate_tf"
 
 
-def optimize(graph_def: tf.compat.v1.GraphDef, keep: Sequence[str]) -> tf.compat.v1.GraphDef:
+def optimize(graph_def: tf.compat.v1.GraphDef, keep: Sequence[str], passes: Sequence[str] = ()) -> tf.compat.v1.GraphDef:
     """The nodes after Grappler, its usual passes but for the ones that trade memory by themselves.
 
     graph_def: the nodes, with their functions; keep: names of the nodes that must survive: inputs, outputs, control
-    outputs
+    outputs; passes: names of those to make in place of the usual ones
     """
     meta_graph = tf.compat.v1.MetaGraphDef(graph_def=graph_def)
     meta_graph.collection_def["train_op"].node_list.value.extend(keep)
@@ -42,6 +43,7 @@ def optimize(graph_def: tf.compat.v1.GraphDef, keep: Sequence[str]) -> tf.compat
     rewrite = config.graph_options.rewrite_options
     # The default turns AddN into a stateful TemporaryVariable, which could not be recomputed.
     rewrite.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
+    rewrite.optimizers.extend(passes)
     rewrite.min_graph_nodes = -1
     # A second round takes as long as the first one and removes some 2 % of the nodes.
     rewrite.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE
@@ -103,6 +105,12 @@ def function_graph(function, shapes: Sequence[tf.TensorShape]) -> tf.Graph:
     """A FunctionDef as a graph with `inputs` and `outputs`, for inputs of these shapes; what it calls comes from the present
     graph."""
     return function_def_to_graph.function_def_to_graph(function, input_shapes=list(shapes))
+
+
+def is_stateful(kind: str) -> bool:
+    """Whether ops of this kind have state; calls of functions by their name are taken to have."""
+    definition = op_def_registry.get(kind)
+    return definition is None or definition.is_stateful
 
 
 def uses_onednn() -> bool:

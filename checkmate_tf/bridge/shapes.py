@@ -8,6 +8,10 @@ import tensorflow as tf
 from checkmate_tf.bridge import private
 
 GraphDef = tf.compat.v1.GraphDef
+# Turns at a time. By measurement two take no more memory than what one may hold, and less time than one; more than 16 take
+# more memory and no less time.
+LEAST_TURNS, MOST_TURNS = 2, 16
+_TAKE_APART, _LATER = "_lower_using_switch_merge", "_checkmate_tf_lower_using_switch_merge"
 
 
 def with_shapes(graph: tf.Graph) -> GraphDef:
@@ -16,11 +20,9 @@ def with_shapes(graph: tf.Graph) -> GraphDef:
     What is fed may have any shape, so behind placeholders Grappler takes no shape for known, and leaves what it does
     away with in plain Keras: `1.0 * x`, unfused activations, shapes as values. Arguments of a function tell theirs,
     those of the variables behind handles included; only of a `VariableShape` it makes no constant. Loops and branches
-    stay whole: taken apart into switches and merges they could be neither planned nor copied.
+    stay whole until `taking_apart`: as switches and merges they could be neither planned nor copied.
     """
-    graph_def = graph.as_graph_def(add_shapes=True)
-    for node in (*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)):
-        node.attr.pop("_lower_using_switch_merge", None)
+    graph_def = _with_attribute_renamed(graph.as_graph_def(add_shapes=True), _TAKE_APART, _LATER)
     position = {tensor.op.name: number for number, tensor in enumerate(graph.inputs)}
     for node in graph_def.node:
         operation = graph.get_operation_by_name(node.name)
@@ -31,6 +33,17 @@ def with_shapes(graph: tf.Graph) -> GraphDef:
     return graph_def
 
 
+def taking_apart(graph_def: GraphDef) -> GraphDef:
+    """The nodes after Grappler, loops and branches again to be taken apart when they run, as they are in plain Keras: as calls
+    of functions the turns of a loop would take up to twice as long. Loops in functions run few turns at a time: how much
+    room there is for more is not known of them."""
+    for function in graph_def.library.function:
+        for node in function.node_def:
+            if "parallel_iterations" in node.attr:
+                node.attr["parallel_iterations"].i = min(LEAST_TURNS, node.attr["parallel_iterations"].i)
+    return _with_attribute_renamed(graph_def, _LATER, _TAKE_APART)
+
+
 def keep_shapes(imported: tf.Graph, traced: tf.Graph) -> None:
     """Gives back the shapes that Python code had found or set while tracing, which no node tells, and what follows from
     them."""
@@ -39,11 +52,19 @@ def keep_shapes(imported: tf.Graph, traced: tf.Graph) -> None:
         if all(tensor.shape.is_fully_defined() for tensor in operation.outputs):
             continue
         original = found.get(operation.name)
-        sources = [_inferred(operation), original if original is not None and original.type == operation.type else None]
+        same = original is not None and original.type.removeprefix("Stateless") == operation.type.removeprefix("Stateless")
+        sources = [_inferred(operation), original if same else None]
         for source in filter(None, sources):
             for tensor, known in zip(operation.outputs, source.outputs):
                 if not tensor.shape.is_fully_defined() and tensor.shape.is_compatible_with(known.shape):
                     tensor.set_shape(known.shape)
+
+
+def _with_attribute_renamed(graph_def: GraphDef, name: str, other: str) -> GraphDef:
+    for node in (*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)):
+        if name in node.attr:
+            node.attr[other].CopyFrom(node.attr.pop(name))
+    return graph_def
 
 
 def _make_argument(node, tensor: tf.Tensor, position: int) -> None:

@@ -11,13 +11,14 @@ Assignments leave their variables where they are (`writes`).
 
 import dataclasses
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from checkmate_tf.bridge import private
-from checkmate_tf.bridge.shapes import keep_shapes, with_shapes
+from checkmate_tf.bridge.reads import read_before_loops, rename_tensors
+from checkmate_tf.bridge.shapes import keep_shapes, taking_apart, with_shapes
 from checkmate_tf.bridge.writes import in_place, is_number
 from checkmate_tf.ir.errors import UnsupportedError
 
@@ -102,11 +103,12 @@ def trace(function: Callable, specs: Any, autograph: bool = False) -> Traced:
     placeholders = [tensor.op.name for tensor in graph.inputs]
     controls = [op.name for op in graph.control_outputs]
     keep = [*(f"{name}:0" for name in placeholders), *(tensor.name for tensor in graph.outputs), *controls]
-    graph_def = _own_functions(private.optimize(with_shapes(graph), keep))
+    graph_def = _own_functions(taking_apart(private.optimize(with_shapes(graph), keep)))
     created = {op.name: position for position, op in enumerate(graph.get_operations())}
     captures = tuple(zip(placeholders[arguments:], concrete.captured_inputs))
+    graph_def = read_before_loops(_strip(graph_def, set(placeholders)), dict(captures))
     results = tuple(tensor.name for tensor in graph.outputs)
-    graph_def = in_place(_chain_sums(_strip(graph_def, set(placeholders))), dict(captures), results, graph)
+    graph_def = in_place(_chain_sums(graph_def), dict(captures), results, graph)
     graph_def = _in_order(graph_def, created, set(placeholders))
     named = tuple((name, tf.TensorSpec(tensor.shape, tensor.dtype))
                   for name, tensor in zip(placeholders[:arguments], graph.inputs))
@@ -211,22 +213,33 @@ def _strip(graph_def: GraphDef, placeholders: set[str]) -> GraphDef:
 
 
 def _chain_sums(graph_def: GraphDef) -> GraphDef:
-    """AddN of three or more numbers as a chain of AddV2, left to right, the last under the old name."""
-    chained = GraphDef(library=graph_def.library, versions=graph_def.versions)
-    for node in graph_def.node:
+    """AddN of three or more numbers as a chain of AddV2, left to right, the last under the old name; in functions, too."""
+    for function in graph_def.library.function:
+        nodes = _with_chained_sums(function.node_def, ":z:0")
+        del function.node_def[:]
+        function.node_def.extend(nodes)
+        rename_tensors(function, {f"{node.name}:sum:0": f"{node.name}:z:0" for node in nodes if node.op == "AddV2"})
+    return GraphDef(node=_with_chained_sums(graph_def.node, ""), library=graph_def.library, versions=graph_def.versions)
+
+
+def _with_chained_sums(nodes: Iterable, port: str) -> list:
+    """port: how the result of a sum is called, behind the node's name"""
+    chained = []
+    for node in nodes:
         data = [name for name in node.input if not is_control(name)]
         dtype = tf.as_dtype(node.attr["T"].type) if node.op == "AddN" else None
         if dtype is None or len(data) < 3 or not is_number(dtype):
-            chained.node.append(node)
+            chained.append(node)
             continue
         controls = [name for name in node.input if is_control(name)]
         total = data[0]
         for position, term in enumerate(data[1:], start=1):
             last = position == len(data) - 1
-            link = chained.node.add(name=node.name if last else f"{node.name}/sum_{position}", op="AddV2",
-                                    device=node.device, input=[total, term, *(controls if position == 1 else [])])
+            link = tf.compat.v1.NodeDef(name=node.name if last else f"{node.name}/sum_{position}", op="AddV2",
+                                        device=node.device, input=[total, term, *(controls if position == 1 else [])])
             link.attr["T"].CopyFrom(node.attr["T"])
-            total = link.name
+            chained.append(link)
+            total = link.name + port
     return chained
 
 

@@ -35,7 +35,7 @@ from checkmate_tf.ir.errors import GraphError
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Value:
-    """Bytes that an op makes: output `port` of op `producer`."""
+    """Bytes that an op makes: output `port` of op `producer`; in one stretch of memory, or in equal `pieces`."""
 
     index: int
     producer: int
@@ -43,6 +43,7 @@ class Value:
     bytes: int
     shape: tuple[int, ...] = ()
     dtype: str = ""
+    pieces: int = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from checkmate_tf.ir.graph import Graph, Op
+from checkmate_tf.ir.graph import Graph, Op, Value
 from checkmate_tf.ir.plan import Compute, Plan
 from checkmate_tf.ir.simulate import taken_over_by
 from checkmate_tf.ir.units import GRANULE_BYTES, in_granules
@@ -30,6 +30,7 @@ from checkmate_tf.ir.units import GRANULE_BYTES, in_granules
 FIRST_REGION_BYTES = 2 << 20
 WORTH_SPLITTING_BYTES = 128 << 20
 UNLIMITED_BYTES = 1 << 46
+_MOST_PIECES = 64
 ROUNDS = 2                      # a second step finds what the first one has left
 Held = TypeVar("Held")
 _ASK, _RETURN, _TAKE_OVER = range(3)
@@ -205,7 +206,7 @@ def _fits(graph, plan, layout, limit_bytes) -> bool:
 
 class Requests:
     """What a plan asks of an allocator, in order: outputs and scratch as their op asks for them, frees as they come; an output
-    that takes over an input's memory asks for nothing."""
+    that takes over an input's memory asks for nothing. Of a value in many pieces some stand for all."""
 
     def __init__(self, graph: Graph, plan: Plan):
         asked_by_op: dict[int, list[tuple[int, int]]] = {}
@@ -227,17 +228,22 @@ class Requests:
 
     def play(self, allocate: Callable[[int], Held], release: Callable[[Held], object]) -> None:
         """Makes every request once; what is left at the end is released."""
-        at: dict[int, Held] = {}
+        at: dict[int, list[Held]] = {}
         for kind, held, other in self._steps:
             if kind == _ASK:
-                at[held] = allocate(other)
+                at.setdefault(held, []).append(allocate(other))
             elif kind == _RETURN:
-                if held in at:
-                    release(at.pop(held))
+                _release_all(at.pop(held, []), release)
             else:
                 at[held] = at.pop(other)
         for left in at.values():
-            release(left)
+            _release_all(left, release)
+
+
+def _release_all(pieces: list[Held], release: Callable[[Held], object]) -> None:
+    """Holds none of them longer than until it is released."""
+    while pieces:
+        release(pieces.pop())
 
 
 def asked_by(graph: Graph, op: Op) -> list[tuple[int, int]]:
@@ -250,7 +256,7 @@ def asked_by(graph: Graph, op: Op) -> list[tuple[int, int]]:
     outputs = {value: graph.values[value].bytes for value in op.outputs if graph.values[value].bytes}
     if not op.requests:
         scratch = [(-1, op.scratch_bytes), (-1, 0)] if op.scratch_bytes else []
-        return [*outputs.items(), *scratch]
+        return [*_pieces(graph, outputs), *scratch]
     sizes = [size for size in op.requests if size >= 0]
     returned = {-request for request in op.requests if request < 0}
     named: dict[int, int] = {}
@@ -264,4 +270,14 @@ def asked_by(graph: Graph, op: Op) -> list[tuple[int, int]]:
     made = itertools.count(1)
     asked = [(named[next(made)], request) if request >= 0 else (named[-request], 0) for request in op.requests]
     left = [(-number, 0) for number, held in named.items() if held < 0 and number not in returned]
-    return [*asked, *outputs.items(), *left]
+    return [*asked, *_pieces(graph, outputs), *left]
+
+
+def _pieces(graph: Graph, values: Iterable[int]) -> list[tuple[int, int]]:
+    return [(value, size) for value in values for size in requested(graph.values[value])]
+
+
+def requested(value: Value) -> list[int]:
+    """The bytes of each request for a value."""
+    pieces = min(value.pieces, _MOST_PIECES)
+    return [value.bytes // pieces] * pieces

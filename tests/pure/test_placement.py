@@ -1,5 +1,6 @@
 """The allocator on paper against a naive map of bytes, and what placement adds to a plan."""
 
+import dataclasses
 import random
 import time
 
@@ -199,3 +200,14 @@ def test_the_smallest_limit_suffices_and_less_does_not():
     place(graph, plan, Layout((8 * MIB,)), limit)
     with pytest.raises(OutOfMemory):
         place(graph, plan, Layout((8 * MIB,)), limit - 2 * MIB)
+
+
+def test_a_value_in_pieces_finds_room_where_as_one_it_would_not():
+    """Two free stretches of 4 KiB: a list of eight times 1 KiB fits there, 8 KiB in one do not."""
+    builder = GraphBuilder()
+    builder.op("loop", bytes=8 << 10)
+    whole = builder.build()
+    pieces = dataclasses.replace(whole, values=(dataclasses.replace(whole.values[0], pieces=8),))
+    layout = Layout(stretches=((0, 4 << 10), (8 << 10, 4 << 10)))
+    regions = [place(graph, plan_from_order(graph, graph.order), layout).region_bytes for graph in (whole, pieces)]
+    assert regions[0] > regions[1] == 8 << 10

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from checkmate_tf import profiles
 from checkmate_tf.bridge.extract import extract
+from checkmate_tf.bridge.measure import missing
 from checkmate_tf.bridge.price import price
 from checkmate_tf.bridge.trace import trace
 
@@ -91,3 +92,31 @@ def test_weights_that_a_loop_reads_are_not_counted_again():
     traced = _gradient(lambda x: model(x, training=True), tf.TensorSpec([4, 24, 128]))
     kernels_bytes = 24 * 2 * 128 * 512 * 4
     assert 0 < _left_bytes(traced) < kernels_bytes / 4
+
+
+def test_zeros_that_a_gradient_begins_with_are_counted_and_filled_in_place():
+    """The gradient of what 24 turns read: 24 times [4, 128], first zeros, each of which goes when its turn has come."""
+    inputs = keras.layers.Input((24, 128))
+    model = keras.Model(inputs, keras.layers.LSTM(8)(inputs))
+    traced = _gradient(lambda x: model(x, training=True), tf.TensorSpec([4, 24, 128]))
+    graph = extract(traced)
+    zeros = next(op for op in graph.ops if op.kind == "ZerosLike")
+    value, = zeros.outputs
+    assert graph.values[value].bytes == 24 * 4 * 128 * 4 and graph.values[value].pieces == 24
+    assert zeros.once is not None
+    loop, *readers = [graph.ops[reader] for reader in graph.consumers[value]]
+    assert "While" in loop.kind and [reader.kind for reader in readers] == ["TensorListStack"]
+    assert all(graph.values[output].bytes < graph.values[value].bytes for output in loop.outputs)
+
+
+def test_what_a_loop_leaves_is_in_as_many_pieces_as_it_has_turns():
+    graph = extract(_gradient(_repeated(5, maximum_iterations=5)))
+    loop = next(op for op in graph.ops if "While" in op.kind)
+    assert [graph.values[value].pieces for value in loop.outputs if graph.values[value].dtype == "uint8"] == [5]
+
+
+def test_the_ops_of_a_turn_are_measured_where_they_are_worth_it():
+    traced = trace(lambda x: tf.while_loop(lambda count, _: count < 5, lambda count, value: (count + 1, tf.sin(value @ x)), [0, x],
+                                           maximum_iterations=5)[1], tf.TensorSpec([256, 256]))
+    found = missing(traced, extract(traced), profiles.get("cpu")).values()
+    assert {"MatMul", "Sin"} <= {operation.type for operation in found}

@@ -64,3 +64,17 @@ def test_a_gpu_tells_its_limit():
 
 def test_a_device_that_is_not_there_has_no_limit():
     assert private.device_memory_limit("GPU:99") is None
+
+
+def test_kinds_of_ops_tell_whether_they_have_state():
+    assert private.is_stateful("AssignVariableOp") and private.is_stateful("a_function_of_someone")
+    assert not private.is_stateful("MatMul") and not private.is_stateful("StatelessWhile")
+
+
+def test_optimize_takes_loops_apart_where_only_that_is_asked_for():
+    graph = tf.function(lambda x: tf.while_loop(lambda n, _: n < 3, lambda n, y: (n + 1, tf.sin(y)), [0, x])[1] + tf.exp(x) + tf.exp(x)
+                        ).get_concrete_function(tf.TensorSpec([4])).graph
+    keep = [operation.name for operation in graph.get_operations() if operation.type != "While"]
+    apart = private.optimize(graph.as_graph_def(), keep, ("function", "pruning", "dependency"))
+    kinds = [node.op for node in apart.node]
+    assert kinds.count("LoopCond") == 1 and kinds.count("Exp") == 2 and "While" not in kinds
