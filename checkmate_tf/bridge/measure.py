@@ -52,7 +52,7 @@ def device_description() -> str:
         details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])
         return f"GPU {details.get('device_name', 'unknown')}"
     threads = tf.config.threading.get_intra_op_parallelism_threads()
-    return f"CPU {_cpu_model()}, {len(tf.config.list_logical_devices('CPU'))} device, {threads or _cores()} threads{', best-fit allocator' if _is_best_fit() else ''}"
+    return f"CPU {_cpu_model()}, {len(tf.config.list_logical_devices('CPU'))} device, {threads or _cores()} threads{', BFC' if _is_best_fit() else ''}"
 
 
 def measured_memory() -> tuple[int, int] | None:
