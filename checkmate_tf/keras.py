@@ -26,6 +26,7 @@ import tensorflow as tf
 from checkmate_tf import planning
 from checkmate_tf.bridge import audit, measure, variables
 from checkmate_tf.bridge.emit import Emitted, emit
+from checkmate_tf.bridge.loops import LOOPS
 from checkmate_tf.bridge.trace import batch_specs
 from checkmate_tf.ir.errors import CheckmateError, InfeasibleBudgetError, PlanError
 from checkmate_tf.ir.graph import Graph
@@ -41,6 +42,7 @@ _REPLANS = 4
 _CHECKED_RUNS = 3
 _EXHAUSTED_SHARE = 0.1
 _SURPLUS_GROWTH = 1.25
+_MOST_REMEMBERED = 0.1           # of what is not resident
 _REPLAN_SHARE = 1 / 3            # of the time limit: training has begun and waits
 _LEAST_SEARCH_SHARE = 1 / 3      # of the time limit, however long tracing and pricing take
 
@@ -58,9 +60,9 @@ class Settings:
 
 @dataclasses.dataclass
 class _Step:
-    """A planned step for one set of batch shapes; `checked_runs` runs under its present plan had their peak read, and
-    `surplus_bytes` is left to the allocator beyond what placement says. A step is `settled` once a plan has passed its
-    checks: its training is not ended any more for want of a better plan, only `watched` no longer."""
+    """A planned step for one set of batch shapes; `checked_runs` runs under its present plan had their peak read, which was
+    `measured_bytes` at most, and `surplus_bytes` is left to the allocator beyond what placement says. A step is `settled`
+    once a plan has passed its checks: its training is not ended any more for want of a better plan, only `watched` no longer."""
 
     prepared: Prepared
     solution: Solution
@@ -68,6 +70,7 @@ class _Step:
     replans: int = 0
     checked_runs: int = 0
     surplus_bytes: int = 0
+    measured_bytes: int = 0
     settled: bool = False
     watched: bool = True
 
@@ -125,7 +128,8 @@ class PlannedSteps(abc.ABC):
                 prepared = self._prepared(data, narrator.stage)
                 left = self.settings.time_limit - (time.monotonic() - started)
                 limits = Limits(seconds=max(_LEAST_SEARCH_SHARE * self.settings.time_limit, left))
-                solution = self._first_solution(prepared, narrator, limits)
+                surplus_bytes = prepared.profile.surplus.get(prepared.graph.key, 0)
+                solution = self._first_solution(prepared, narrator, limits, surplus_bytes)
                 narrator.stage("writing the step")
                 step = _Step(prepared, solution, emit(prepared.traced, prepared.graph, solution.plan, solution.spare_bytes))
             is_main = self.solution is None or prepared.base.peak_bytes >= self.estimate.keep_all_peak_bytes
@@ -140,12 +144,12 @@ class PlannedSteps(abc.ABC):
     def _is_training(self) -> bool:
         return any(step.checked_runs for step in self._steps.values())
 
-    def _first_solution(self, prepared: Prepared, narrator: Narrator, limits: Limits) -> Solution:
+    def _first_solution(self, prepared: Prepared, narrator: Narrator, limits: Limits, surplus_bytes: int) -> Solution:
         budget, solver = self.settings.budget, planning.get_solver(self.settings.solver)
         if isinstance(budget, Solution) and not self._steps:
             return _given(budget, prepared, solver, limits)
         return self._same_plan(prepared) or self._solve(
-            prepared, planning.budget_in_bytes(budget, prepared.base), narrator, limits)
+            prepared, planning.budget_in_bytes(budget, prepared.base), narrator, limits, surplus_bytes)
 
     def _solve(self, prepared: Prepared, budget_bytes: int, narrator: Narrator, limits: Limits,
                surplus_bytes: int = 0, before: Solution | None = None) -> Solution:
@@ -187,11 +191,25 @@ class PlannedSteps(abc.ABC):
         step.checked_runs += 1
         step.settled = step.settled or step.checked_runs >= _CHECKED_RUNS
         peak_bytes = memory[1]
+        step.measured_bytes = max(step.measured_bytes, peak_bytes)
+        if step.checked_runs == _CHECKED_RUNS and self.settings.profile == "auto":
+            self._remember(step)
         if step.solution is self.solution:
             self.measured_peak_bytes = max(peak_bytes, self.measured_peak_bytes or 0)
         if peak_bytes > step.solution.budget_bytes:
             self._plan_again(step, peak_bytes)
         return outputs
+
+    def _remember(self, step: _Step) -> None:
+        """Keeps what the step took beyond its plan, unless that is so much that something else must have been the reason.
+
+        Loops are allowed the whole budget, for turns at a time.
+        """
+        has_loops = any(op.kind in LOOPS for op in step.prepared.graph.ops)
+        planned_bytes = step.solution.budget_bytes if has_loops else step.solution.placed_peak_bytes
+        surplus_bytes = max(0, step.measured_bytes - planned_bytes)
+        if surplus_bytes <= _MOST_REMEMBERED * (planned_bytes - step.prepared.residents.total):
+            planning.remember_surplus(step.prepared, surplus_bytes)
 
     def _run_and_watch(self, step: _Step, data: Any) -> Any:
         """Runs a step whose plan has passed its checks, and plans again if its peak comes out above the budget after all.
@@ -234,7 +252,7 @@ class PlannedSteps(abc.ABC):
     def _plan_for_less(self, step: _Step, surplus_bytes: int, reason: str) -> None:
         old, narrator = step.solution, Narrator(self.settings.verbose)
         step.surplus_bytes = max(surplus_bytes, step.surplus_bytes)
-        step.replans, step.checked_runs = step.replans + 1, 0
+        step.replans, step.checked_runs, step.measured_bytes = step.replans + 1, 0, 0
         narrator.say(f"{reason} Planning again for {format_bytes(old.budget_bytes - step.surplus_bytes)}.")
         with self._undone_on_failure(unless=self._is_training), narrator:
             try:

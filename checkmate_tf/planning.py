@@ -9,6 +9,7 @@ The allocator hands out whole chunks, which can be larger than what was asked fo
 its values come to lie (`placement`), and made anew for less as long as that takes more than the budget.
 """
 
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -319,6 +320,15 @@ def cache_path(device: str, software: str) -> pathlib.Path:
     root = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
     name = hashlib.sha256(f"{device}\n{software}".encode()).hexdigest()[:16]
     return root / "checkmate_tf" / f"profile-{name}.json"
+
+
+def remember_surplus(prepared: Prepared, surplus_bytes: int) -> None:
+    """Keeps with this device's cached profile what the step took beyond its planned peak, for the next plan of it."""
+    if prepared.profile.surplus.get(prepared.graph.key, 0) == surplus_bytes:
+        return
+    path = cache_path(prepared.profile.device, prepared.profile.software)
+    with contextlib.suppress(OSError, ProfileError):         # without a cache there is nothing to keep it in
+        Profile.load(path).with_surplus(prepared.graph.key, surplus_bytes).save(path)
 
 
 def _profile(profile: Profile | str, traced: Traced, graph: Graph, narrate: Callable[[str], None]) -> Profile:

@@ -181,7 +181,7 @@ def plan_table(budget: Any, solution: Solution | None, estimate: MemoryEstimate 
     _add_plan(table, solution, recomputed)
     if measured_peak_bytes is not None:
         table.add_row("measured peak", format_bytes(measured_peak_bytes),
-                      "the allocator's, over the first steps under this plan")
+                      f"the allocator's: {100 * measured_peak_bytes / solution.placed_peak_bytes:.1f} % of what was planned")
     elif measure.measured_memory() is None:
         table.add_row("measured peak", "not measured", "this device's allocator keeps no statistics")
     return table

@@ -51,6 +51,7 @@ class Profile:
     launch_seconds: what any op costs at least
     sources: where each number is from
     costs: OpKey -> OpCost
+    surplus: key of a graph -> the bytes that its step was last measured to take beyond its planned peak
     """
 
     device: str
@@ -60,6 +61,7 @@ class Profile:
     software: str = ""
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
     costs: Mapping[OpKey, OpCost] = dataclasses.field(default_factory=dict)
+    surplus: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def cost(self, key: OpKey, flops: float, moved_bytes: float) -> OpCost:
         """The measured cost of this op, or what the roofline gives for so much arithmetic and traffic."""
@@ -73,11 +75,16 @@ class Profile:
         """The same profile knowing more ops."""
         return dataclasses.replace(self, costs={**self.costs, **costs})
 
+    def with_surplus(self, graph_key: str, bytes: int) -> "Profile":
+        """The same profile, knowing what a step takes beyond its plan."""
+        return dataclasses.replace(self, surplus={**self.surplus, graph_key: bytes})
+
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the profile as JSON, in one move: a reader sees the old file or the new one, never half of it."""
         path = pathlib.Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         fields = {"format": _FORMAT, **{name: getattr(self, name) for name in _PLAIN_FIELDS}, "sources": dict(self.sources),
+                  "surplus": dict(self.surplus),
                   "costs": {key: [cost.seconds, cost.scratch_bytes, cost.reuses, cost.requests]
                             for key, cost in self.costs.items() if cost.measured}}
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
@@ -96,7 +103,8 @@ class Profile:
                      for key, (seconds, scratch_bytes, reuses, requests) in fields["costs"].items()}
             return cls(device=str(fields["device"]), software=str(fields["software"]), sources=dict(fields["sources"]),
                        flops_per_second=_rate(fields["flops_per_second"]), bytes_per_second=_rate(fields["bytes_per_second"]),
-                       launch_seconds=_rate(fields["launch_seconds"], zero=True), costs=costs)
+                       launch_seconds=_rate(fields["launch_seconds"], zero=True), costs=costs,
+                       surplus={str(key): int(_rate(bytes, zero=True)) for key, bytes in fields.get("surplus", {}).items()})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ProfileError(f"A profile must be a file that Profile.save wrote. Received: {path} "
                                f"({type(error).__name__}: {error})") from error

@@ -381,6 +381,33 @@ def test_a_peak_that_stays_above_the_budget_is_an_error(batch, monkeypatch):
     model.train_on_batch(*batch)
 
 
+def test_what_a_step_took_beyond_its_plan_is_reckoned_with_by_the_next_plan(batch, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    models = []
+    for surplus in (20_000, 0, 10_000_000):
+        keras.backend.clear_session(free_memory=False)
+        model = _sgd()
+        budget = tight_budget(model, *batch, share=0.9)
+        recompute(model, budget=budget, profile="auto")
+        model.train_on_batch(*batch)
+        models.append(model.checkmate)
+        planned = model.checkmate.solution.placed_peak_bytes
+        FakePeaks(monkeypatch, *[min(planned + surplus, budget)] * 2)
+        for _ in range(2):
+            model.train_on_batch(*batch)
+        monkeypatch.undo()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    known = [_only_step(one).prepared.profile.surplus for one in models]
+    key = models[0].solution.plan.graph_key
+    assert known[0] == {} and 0 < known[1][key] <= 20_000
+    assert models[1].solution.placed_peak_bytes <= models[1].solution.budget_bytes - known[1][key]
+
+
+def _only_step(checkmate):
+    (step,) = checkmate._steps.values()
+    return step
+
+
 def test_a_step_that_runs_out_of_memory_is_put_back_and_planned_again(batch, monkeypatch, capsys):
     model, reference = _sgd(dropout=0.3), _sgd(dropout=0.3)
     calls, real = [], audit.first_call
