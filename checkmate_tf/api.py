@@ -114,7 +114,7 @@ def tradeoff(model, x, y=None, *, sample_weight=None, budgets: Sequence[int | fl
         planning.check_budget(budget)
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
         raise SolverError(f"The number of processes is a positive whole number. Received: workers={workers!r}")
-    folder = planning.cache_path("", "").parent / "tradeoff" if cache == "auto" else cache
+    folder = planning.cache_path("").parent / "tradeoff" if cache == "auto" else cache
     with Narrator(verbose) as narrator:
         prepared = _prepare(model, x, y, sample_weight, profile, narrator)
         sizes = ([planning.budget_in_bytes(budget, prepared.base) for budget in budgets] if budgets is not None else

@@ -7,6 +7,7 @@ everything kept, every variable compared bit by bit.
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -87,7 +88,7 @@ def measure(name: str, shares: Sequence[float]) -> None:
     checkmate_tf.restore(model)
     prepared = planning.prepare(model, batch, "auto", lambda text: None, batch_is_there=True)
     traced, graph = prepared.traced, prepared.graph
-    steps = {"keep": emit(traced, graph, plan_from_order(graph, graph.order))}
+    steps = {"keep": emit(traced, graph, plan_from_order(graph, graph.order), math.inf)}
     steps |= {share: emit(traced, graph, solution.plan, solution.spare_bytes) for share, solution in solutions.items()}
     equal = _equal_after_steps(traced, steps, batch)
     model.make_train_function(force=True)

@@ -25,7 +25,7 @@ from typing import Any
 import tensorflow as tf
 from checkmate_tf import planning
 from checkmate_tf.bridge import audit, measure, variables
-from checkmate_tf.bridge.emit import Emitted, emit
+from checkmate_tf.bridge.emit import Emitted, emit, is_plenty
 from checkmate_tf.bridge.loops import LOOPS
 from checkmate_tf.bridge.trace import batch_specs
 from checkmate_tf.ir.errors import CheckmateError, InfeasibleBudgetError, PlanError
@@ -203,10 +203,11 @@ class PlannedSteps(abc.ABC):
     def _remember(self, step: _Step) -> None:
         """Keeps what the step took beyond its plan, unless that is so much that something else must have been the reason.
 
-        Loops are allowed the whole budget, for turns at a time.
+        What runs at once is allowed the whole budget: turns of loops, and computations where memory is plenty.
         """
-        has_loops = any(op.kind in LOOPS for op in step.prepared.graph.ops)
-        planned_bytes = step.solution.budget_bytes if has_loops else step.solution.placed_peak_bytes
+        graph, solution = step.prepared.graph, step.solution
+        at_once = any(op.kind in LOOPS for op in graph.ops) or is_plenty(graph, solution.timeline, solution.spare_bytes)
+        planned_bytes = solution.budget_bytes if at_once else solution.placed_peak_bytes
         surplus_bytes = max(0, step.measured_bytes - planned_bytes)
         if surplus_bytes <= _MOST_REMEMBERED * (planned_bytes - step.prepared.residents.total):
             planning.remember_surplus(step.prepared, surplus_bytes)

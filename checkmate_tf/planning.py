@@ -315,10 +315,10 @@ def check_profile(profile: Any) -> None:
         profiles.get(profile)
 
 
-def cache_path(device: str, software: str) -> pathlib.Path:
-    """Where this device's measured profile is kept between runs."""
+def cache_path(device: str) -> pathlib.Path:
+    """Where this device's measured profile is kept between runs; one of another TensorFlow is found there, too, and told of."""
     root = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
-    name = hashlib.sha256(f"{device}\n{software}".encode()).hexdigest()[:16]
+    name = hashlib.sha256(device.encode()).hexdigest()[:16]
     return root / "checkmate_tf" / f"profile-{name}.json"
 
 
@@ -326,7 +326,7 @@ def remember_surplus(prepared: Prepared, surplus_bytes: int) -> None:
     """Keeps with this device's cached profile what the step took beyond its planned peak, for the next plan of it."""
     if prepared.profile.surplus.get(prepared.graph.key, 0) == surplus_bytes:
         return
-    path = cache_path(prepared.profile.device, prepared.profile.software)
+    path = cache_path(prepared.profile.device)
     with contextlib.suppress(OSError, ProfileError):         # without a cache there is nothing to keep it in
         Profile.load(path).with_surplus(prepared.graph.key, surplus_bytes).save(path)
 
@@ -336,7 +336,7 @@ def _profile(profile: Profile | str, traced: Traced, graph: Graph, narrate: Call
         return profile
     if profile != "auto":
         return profiles.get(profile)
-    path = cache_path(measure.device_description(), measure.software())
+    path = cache_path(measure.device_description())
     known = _cached(path)
     todo = measure.missing(traced, graph, known)
     if not todo:

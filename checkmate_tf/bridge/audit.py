@@ -2,7 +2,7 @@
 
 A copied op that is merged with its original, or has lost the edge that holds it back, saves nothing, and nobody would
 notice from the results. So the graph that the runtime hands to its executor, after all of its own passes, is
-asked: is every computation of the plan there, once, and does each wait for the one before?
+asked: is every computation of the plan there, once, and does each wait for those that it must come after?
 
 Loops and branches run taken apart, in nodes whose names TensorFlow makes of theirs. Those with which they begin must each
 wait for what comes before, and what comes next must wait for each of those with which they end.
@@ -35,21 +35,19 @@ def executed_runs(emitted: Emitted, function_graphs: Iterable) -> dict[str, int]
     executed = [node for graphs in function_graphs for node in graphs.post_optimization_graph.node]
     inputs = {_own_name(node.name): [_own_name(tensor_name(name.lstrip("^"))[0]) for name in node.input] for node in executed}
     begins, ends = _parts(executed, _BEGINS), _parts(executed, _ENDS)
-    planned = {part for name in emitted.nodes for part in ends.get(name, {name})}
+    planned = {part for name in emitted.waits for part in ends.get(name, {name})}
     runs: dict[str, int] = {}
-    before: set[str] = set()
-    for name in emitted.nodes:
-        end = ends.get(name, {name})
-        if not end <= inputs.keys():
+    for name, waits in emitted.waits.items():
+        if not ends.get(name, {name}) <= inputs.keys():
             raise PlanError(f"TensorFlow removed or merged the planned computation {name!r}; its memory would not be what was "
                             "planned. Please report this with the model and the TensorFlow version.")
+        before = {part for other in waits for part in ends.get(other, {other})}
         for begin in begins.get(name, {name}):
-            if not before <= _waited_for(inputs, begin, planned):
-                raise PlanError(f"TensorFlow lost the order between the planned computation {name!r} and the one before it, "
-                                f"{sorted(before)[0]!r}. Please report this with the model and the TensorFlow version.")
+            if not (before <= _waited_for(inputs, begin, planned) or before <= _waited_for(inputs, begin, set())):
+                raise PlanError(f"TensorFlow lost the order between the planned computation {name!r} and one before it, "
+                                f"{min(before)!r}. Please report this with the model and the TensorFlow version.")
         original = name.partition(RECOMPUTED)[0]
         runs[original] = runs.get(original, 0) + 1
-        before = end
     return runs
 
 

@@ -5,9 +5,10 @@ view is copied along with its reader. Runs of `Free` (of values of at least `FRE
 the computation before it, and the next computation waits for that NoOp: the executor counts references and lets a
 buffer go when its last reader has run, so what makes a free happen in time is that nothing later may start before.
 
-The computations form one chain of control edges. It replaces every control edge of the original (the plan
+The computations form one chain of control edges. It takes the place of the control edges of the original (the plan
 respects those, `verify_plan` P5), keeps the executor from running ahead, and makes equal copies different for
-TensorFlow's own subexpression elimination. Grappler has run already, and is off for this function only: it would
+TensorFlow's own subexpression elimination. What touches small values only, and runs once, stays off the chain, under its
+own control edges: thousands of such ops, most of them the optimizer's, run beside the others. Grappler has run already, and is off for this function only: it would
 merge and move nodes across the chain. Only to take loops apart it runs once more, told to leave all other nodes alone.
 
 A loop that has been taken apart runs ahead: what a turn computes that the next ones do not wait for lags behind, and is held
@@ -16,19 +17,19 @@ until then. In plain Keras up to 32 turns do. Here it is as many as there is roo
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from checkmate_tf.bridge import private
 from checkmate_tf.bridge.extract import Roots
-from checkmate_tf.bridge.loops import LOOPS
+from checkmate_tf.bridge.loops import CALLING, LOOPS
 from checkmate_tf.bridge.shapes import LEAST_TURNS, MOST_TURNS
 from checkmate_tf.bridge.trace import GraphDef, Traced, flatten_batch, import_function, is_control, tensor_name
-from checkmate_tf.ir.graph import Graph
+from checkmate_tf.ir.graph import Graph, Op
 from checkmate_tf.ir.plan import Compute, Plan
-from checkmate_tf.ir.simulate import simulate
+from checkmate_tf.ir.simulate import Timeline, simulate
 from checkmate_tf.ir.verify import verify_plan
 
 # An op with this attribute is not run once and for all when the function is made, with a result that stays; as a list of
@@ -37,6 +38,8 @@ _UNFOLDED = "_scoped_allocator"
 RECOMPUTED = "/recompute_"
 FREE = "checkmate_tf_free_"
 FREED_BYTES = 1 << 14
+_PLENTY = 0.1                    # of what is not resident at the peak, left over: enough for computations to run at once
+_MOST_AT_ONCE = 16
 _TAKING_APART = ("function", "pruning", "dependency")
 
 
@@ -44,41 +47,88 @@ _TAKING_APART = ("function", "pruning", "dependency")
 class Emitted:
     """A plan as something to call: `emitted(batch)` runs the step once and returns what the step returns.
 
-    nodes: names of the computations' nodes, in the order in which they run
+    waits: for each computation, by the name of its node, those that it must wait for whatever it reads
     """
 
     function: Any
-    nodes: tuple[str, ...]
+    waits: Mapping[str, tuple[str, ...]]
     pack: Callable[[Sequence[tf.Tensor]], Any]
     _config: bytes
 
     def __call__(self, data: Any) -> Any:
-        outputs = tf.raw_ops.StatefulPartitionedCall(
-            args=[*flatten_batch(data), *self.function.captured_inputs], Tout=[tensor.dtype for tensor in self.function.outputs],
-            f=self.function, config_proto=self._config)
-        return self.pack(outputs)
+        return self.pack(private.call(self.function, [*flatten_batch(data), *self.function.captured_inputs], self._config))
 
 
-def emit(traced: Traced, graph: Graph, plan: Plan, spare_bytes: float = math.inf) -> Emitted:
+def emit(traced: Traced, graph: Graph, plan: Plan, spare_bytes: float = 0) -> Emitted:
     """The function that runs `plan`, a plan for `graph`, which was extracted from `traced`.
 
-    spare_bytes: what the device has beyond the plan's peak. Loops run as many turns at a time as fit, at most those they ask for.
+    spare_bytes: what the device has beyond the plan's peak. Loops run as many turns at a time as fit, at most those they ask for;
+    where there is much of it, so do the plan's computations.
     """
     verify_plan(graph, plan)
     timeline = simulate(graph, plan)
+    loose = _loose(graph, timeline)
     writer = _Writer(traced)
+    crowd = _Crowd(graph, timeline, spare_bytes)
     for position, step in enumerate(plan.steps):
         if isinstance(step, Compute):
             op = graph.ops[step.op]
             room_bytes = spare_bytes + timeline.peak_bytes - timeline.live_bytes[position]
-            writer.compute(op.name, LEAST_TURNS + room_bytes // max(1, op.scratch_bytes), of_constants=not op.inputs and op.once is None)
+            if op.index not in loose and not crowd.admits(op, position):
+                writer.wait()
+            before = {*op.after, *(reader for value in op.overwrites for reader in graph.consumers[value])} - {op.index}
+            writer.compute(op.name, [graph.ops[other].name for other in sorted(before)
+                                     if op.index in loose or other in loose or other in crowd.ops],
+                           LEAST_TURNS + room_bytes // max(1, op.scratch_bytes), is_loose=op.index in loose,
+                           of_constants=not op.inputs and op.once is None)
         elif graph.values[step.value].bytes >= FREED_BYTES:
             value = graph.values[step.value]
             writer.free(graph.ops[value.producer].name, value.port)
+    writer.wait()
     results = [writer.latest(name) for name in traced.results]
-    graph_def = _with_loops_apart(writer.graph_def, traced, [*results, *writer.chain_end])
-    function = import_function(graph_def, traced.arguments, traced.captures, results, writer.chain_end)
-    return Emitted(function, tuple(writer.nodes), traced.pack, private.config_without_optimizers())
+    ends = writer.ends()
+    graph_def = _with_loops_apart(writer.graph_def, traced, [*results, *ends])
+    function = import_function(graph_def, traced.arguments, traced.captures, results, ends)
+    return Emitted(function, writer.waits, traced.pack, private.config_without_optimizers())
+
+
+def is_plenty(graph: Graph, timeline: Timeline, spare_bytes: float) -> bool:
+    """Whether so much is left over beyond a plan's peak that its computations run at once where they can."""
+    return spare_bytes >= _PLENTY * (timeline.peak_bytes - graph.resident_bytes)
+
+
+class _Crowd:
+    """The computations that may run at the same time, as long as all that they make fits, with nothing freed meanwhile.
+
+    Only where memory is plenty: in which order they ask for it is not known, nor, then, where values come to lie.
+    """
+
+    def __init__(self, graph: Graph, timeline: Timeline, spare_bytes: float):
+        self.ops: set[int] = set()
+        self._graph, self._timeline = graph, timeline
+        self._limit_bytes = timeline.peak_bytes + spare_bytes / 2 if is_plenty(graph, timeline, spare_bytes) else 0
+        self._held_bytes = 0.0
+
+    def admits(self, op: Op, position: int) -> bool:
+        """Whether the op, which comes next in the plan, may run beside those that are in; it is in now, the others out if not."""
+        bytes = op.scratch_bytes + sum(self._graph.values[value].bytes for value in op.outputs)
+        if (self.ops and len(self.ops) < _MOST_AT_ONCE and op.index not in self.ops and op.kind not in CALLING
+                and self._held_bytes + bytes <= self._limit_bytes):
+            self.ops.add(op.index)
+            self._held_bytes += bytes
+            return True
+        self.ops = {op.index}
+        self._held_bytes = bytes + (self._timeline.live_bytes[position - 1] if position else self._graph.resident_bytes)
+        if op.kind in CALLING:
+            self._held_bytes = math.inf
+        return False
+
+
+def _loose(graph: Graph, timeline: Timeline) -> set[int]:
+    """The ops that touch nothing that is freed, and run once."""
+    small = [value.bytes < FREED_BYTES for value in graph.values]
+    return {op.index for op in graph.ops if timeline.runs[op.index] == 1 and op.scratch_bytes < FREED_BYTES
+            and op.kind not in CALLING and all(small[value] for value in (*op.inputs, *op.outputs))}
 
 
 class _Writer:
@@ -86,47 +136,73 @@ class _Writer:
 
     def __init__(self, traced: Traced):
         self.graph_def = GraphDef(library=traced.graph_def.library, versions=traced.graph_def.versions)
-        self.nodes: list[str] = []
+        self.waits: dict[str, tuple[str, ...]] = {}
         self._templates = {node.name: node for node in traced.graph_def.node}
         self._roots = Roots(traced)
         self._operations = traced.function.graph
         self._runs: dict[str, int] = {}
         self._views: dict[str, dict[tuple[str, ...], str]] = {}
         self._sources: set[str] = set()
-        self._chain: str | None = None
+        self._head: list[str] = []                # what the next computations wait for
+        self._before: list[str] = []              # the computations that are behind it
+        self._running: list[str] = []             # those that have begun since
+        self._freed: list[tuple[str, tf.DType]] = []        # what is read in pieces and freed since
+        self._has_freed = False
 
-    @property
-    def chain_end(self) -> list[str]:
-        """The node that runs last, as a list of at most one."""
-        return [self._chain] if self._chain is not None else []
+    def ends(self) -> list[str]:
+        """The nodes that nothing waits for."""
+        waited_for = {tensor_name(name.lstrip("^"))[0] for node in self.graph_def.node for name in node.input}
+        return [name for name in (*self.waits, *self._head) if name not in waited_for]
 
-    def compute(self, name: str, most_turns: float, of_constants: bool) -> None:
-        """One more run of this op; of a loop, with at most so many turns at a time."""
+    def compute(self, name: str, before: Sequence[str], most_turns: float, is_loose: bool, of_constants: bool) -> None:
+        """One more run of this op; of a loop, with at most so many turns at a time.
+
+        before: ops that have run and that no edge leads from, unless it is drawn
+        """
         template = self._templates[name]
         inputs = [self.latest(other) for other in template.input if not is_control(other)]
         run = self._runs.get(name, -1) + 1
         self._runs[name] = run
-        node = self._append(template, _run_name(name, run), inputs, chained=True)
+        waits = [_run_name(other, self._runs[other]) for other in before]
+        # oneDNN's pass merges an op into the one that reads it, where both wait for the same, and then fails if that is anything.
+        read = [other for other in dict.fromkeys(tensor_name(tensor)[0] for tensor in inputs)
+                if other in self.waits and other not in self._before and other not in waits]
+        node = self._append(template, _run_name(name, run), [*inputs, *(f"^{other}" for other in (*waits, *read))])
+        self.waits[node.name] = tuple(waits)
+        if not is_loose:
+            node.input.extend(f"^{other}" for other in self._head)
+            self.waits[node.name] += tuple(self._before)
+            self._running.append(node.name)
         if of_constants:
             node.attr[_UNFOLDED].list.SetInParent()
         if node.op in LOOPS:
             turns = node.attr["parallel_iterations"]
             turns.i = int(min(turns.i, MOST_TURNS, most_turns))
-        self.nodes.append(_run_name(name, run))
 
     def free(self, name: str, port: int) -> None:
-        """What is computed next waits until everything so far has run.
+        """What is computed after the next `wait` waits until this value is gone.
 
         A value that is read in pieces is held until then: else the last piece would be written into, and keep all of it.
         """
+        self._has_freed = True
         if self._roots.is_cut(name, port):
-            held = f"{_run_name(name, self._runs[name])}:{port}"
-            node = self.graph_def.node.add(name=f"{FREE}{len(self.nodes)}_{port}_of_{name}", op="Identity", input=[held, "^" + self._chain])
-            node.attr["T"].type = self._operations.get_operation_by_name(name).outputs[port].dtype.as_datatype_enum
-            self._chain = node.name
-        elif self._chain is not None and not self._chain.startswith(FREE):
-            node = self.graph_def.node.add(name=f"{FREE}{len(self.nodes)}", op="NoOp", input=["^" + self._chain])
-            self._chain = node.name
+            dtype = self._operations.get_operation_by_name(name).outputs[port].dtype
+            self._freed.append((f"{_run_name(name, self._runs[name])}:{port}", dtype))
+
+    def wait(self) -> None:
+        """What is computed from now on waits until everything so far has run and what is freed is gone."""
+        if not self._running:
+            return
+        self._before, self._head = self._running, self._running
+        if len(self._running) > 1 or self._has_freed:
+            node = self.graph_def.node.add(name=f"{FREE}{len(self.waits)}", op="NoOp", input=[f"^{name}" for name in self._running])
+            self._head = [node.name]
+        for position, (held, dtype) in enumerate(self._freed):
+            node = self.graph_def.node.add(name=f"{FREE}{len(self.waits)}_{position}", op="Identity",
+                                           input=[held, *(f"^{name}" for name in self._head)])
+            node.attr["T"].type = dtype.as_datatype_enum
+            self._head = [node.name]
+        self._running, self._freed, self._has_freed = [], [], False
 
     def latest(self, tensor: str) -> str:
         """The tensor of this name as the latest runs left it."""
@@ -143,24 +219,20 @@ class _Writer:
         copies = self._views.setdefault(name, {})
         if tuple(inputs) not in copies:
             copies[tuple(inputs)] = _run_name(name, len(copies))
-            self._append(template, copies[tuple(inputs)], inputs, chained=False)
+            self._append(template, copies[tuple(inputs)], inputs)
         return f"{copies[tuple(inputs)]}:{port}"
 
     def _source(self, template) -> None:
         if template.name not in self._sources:
             self._sources.add(template.name)
-            self._append(template, template.name, [], chained=False)
+            self._append(template, template.name, [])
 
-    def _append(self, template, name: str, inputs: Sequence[str], chained: bool):
+    def _append(self, template, name: str, inputs: Sequence[str]):
         node = self.graph_def.node.add()
         node.CopyFrom(template)
         node.name = name
         del node.input[:]
         node.input.extend(inputs)
-        if chained:
-            if self._chain is not None:
-                node.input.append("^" + self._chain)
-            self._chain = name
         return node
 
 

@@ -21,6 +21,7 @@ from checkmate_tf.bridge.views import ALWAYS, is_view
 
 LOOPS = frozenset({"While", "StatelessWhile"})
 _BRANCHES = frozenset({"If", "StatelessIf"})
+CALLING = LOOPS | _BRANCHES | {"Case", "StatelessCase", "PartitionedCall", "StatefulPartitionedCall"}
 _PUTS = frozenset({"TensorListPushBack", "TensorListSetItem"})  # the last input is what is put in
 _FILLS = frozenset({"TensorListFromTensor", "ZerosLike"})       # both make every element anew
 _COUNTER, _MOST_TURNS = 0, 1    # positions among the variables of a loop that TensorFlow differentiates

@@ -9,6 +9,7 @@
 | is_stateful | framework.op_def_registry | whether a loop may run again hangs on the ops in its body |
 | function_graph | framework.function_def_to_graph | what a loop holds inside is in its body only |
 | uses_onednn | util._pywrap_util_port | its kernels hand memory to one another that no graph shows |
+| call | eager.execute | `StatefulPartitionedCall` called eagerly runs a function's ops one by one, on one thread |
 | memory_events | tsl.profiler.protobuf | the profiler writes who asks the allocator for what to files of its own format |
 """
 
@@ -20,7 +21,7 @@ from typing import NamedTuple
 import tensorflow as tf
 from tensorflow.core.protobuf import rewriter_config_pb2
 from tensorflow.python.client import device_lib
-from tensorflow.python.eager import context
+from tensorflow.python.eager import context, execute
 from tensorflow.python.framework import function_def_to_graph, op_def_registry
 from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.ops import handle_data_util
@@ -57,6 +58,15 @@ def config_without_optimizers() -> bytes:
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     config.graph_options.optimizer_options.opt_level = tf.compat.v1.OptimizerOptions.L0
     return config.SerializeToString()
+
+
+def call(function, inputs: Sequence[tf.Tensor], config: bytes) -> list[tf.Tensor]:
+    """Runs a concrete function under a serialized ConfigProto, as `tf.function` does: what can run at once does.
+
+    inputs: its arguments, then what it captures
+    """
+    return execute.execute(function.name, len(function.outputs), inputs=list(inputs),
+                           attrs=("executor_type", "", "config_proto", config), ctx=context.context())
 
 
 @contextlib.contextmanager

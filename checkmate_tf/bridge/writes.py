@@ -15,6 +15,8 @@ import tensorflow as tf
 from checkmate_tf.bridge import private
 
 GraphDef = tf.compat.v1.GraphDef
+_MOST_RANK = 7                  # of slices that TensorFlow assigns to
+_READS = ("ReadVariableOp", "VariableShape", "ResourceGather", "ResourceGatherNd")
 _SUMMED = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int64)
 _IN_PLACE = {"Add": "AssignAddVariableOp", "AddV2": "AssignAddVariableOp", "Sub": "AssignSubVariableOp"}
 
@@ -29,25 +31,26 @@ def in_place(graph_def: GraphDef, captures: Mapping[str, tf.Tensor], results: It
 
 
 class _Rewriter:
+    """See `in_place`."""
 
     def __init__(self, graph_def, captures, results, shapes):
         self._graph_def, self._captures, self._shapes = graph_def, captures, shapes
         self._nodes = {node.name: node for node in graph_def.node}
         self._readers: dict[str, list[str]] = {_source(name): [""] for name in results}
-        self._accesses: dict[str, list[str]] = {}
+        self._writers: dict[str, list[str]] = {}
         for node in graph_def.node:
             for name in node.input:
                 self._readers.setdefault(_source(name), []).append(node.name)
             for handle in {_source(name) for name in node.input if not name.startswith("^")} & captures.keys():
-                if node.op != "ReadVariableOp":
-                    self._accesses.setdefault(handle, []).append(node.name)
+                if node.op not in _READS:
+                    self._writers.setdefault(handle, []).append(node.name)
 
     def rewritten(self) -> GraphDef:
         replaced: dict[str, list] = {}
         ranks = set()
         for node in self._graph_def.node:
             shape = self._shape(node)
-            if shape is None or not shape.is_fully_defined() or shape.num_elements() == 0:
+            if not _is_writable(shape):
                 continue
             summed = self._summed(node, shape)
             if summed is not None:
@@ -72,7 +75,7 @@ class _Rewriter:
 
     def _summed(self, node, shape: tf.TensorShape) -> dict[str, list] | None:
         """What takes the place of which nodes, where the variable gets what was read of it plus or minus something, and nothing
-        else is done to it in between."""
+        else is written to it in between."""
         handle, value, *controls = node.input
         total = self._nodes.get(_source(value))
         if (total is None or total.op not in _IN_PLACE or tf.as_dtype(total.attr["T"].type) not in _SUMMED
@@ -80,7 +83,8 @@ class _Rewriter:
             return None
         for place in range(1 if total.op == "Sub" else 2):
             read = self._nodes.get(_source(total.input[place]))
-            if not self._is_read(read, handle) or not self._is_of(total.input[1 - place], shape) or not all(self._is_outside(other, read, node) for other in self._accesses[_source(handle)]):
+            if not (self._is_read(read, handle) and self._is_of(total.input[1 - place], shape)
+                    and all(self._is_outside(other, read, node) for other in self._writers[_source(handle)])):
                 continue
             gone = {total.name} | ({read.name} if set(self._readers[read.name]) <= {total.name, node.name} else set())
             controls = dict.fromkeys(name for name in (*controls, *total.input[2:], *read.input[1:]) if _source(name) not in gone)
@@ -103,8 +107,8 @@ class _Rewriter:
         return node is not None and node.op == "ReadVariableOp" and _source(node.input[0]) == _source(handle)
 
     def _is_outside(self, other: str, read, node) -> bool:
-        """Whether an edge says that what else is done to the variable comes before the read, or after the assignment; at once or
-        by a read of its own."""
+        """Whether an edge says that another write of the variable comes before the read, or after the assignment; at once or by a
+        read of its own."""
         if other == node.name or "^" + other in read.input:
             return True
         inputs = [_source(name) for name in self._nodes[other].input]
@@ -120,7 +124,7 @@ def settle(captures: Iterable[tf.Tensor]) -> None:
     """
     for handle in captures:
         shape, dtype = private.handle_shape(handle), private.handle_dtype(handle)
-        if shape is None or not shape.is_fully_defined() or shape.num_elements() == 0 or shape.rank == 0 or not is_number(dtype):
+        if not _is_writable(shape) or shape.rank == 0 or not is_number(dtype):
             continue
         zeros, ones = [0] * shape.rank, [1] * shape.rank
         tf.raw_ops.ResourceStridedSliceAssign(ref=handle, begin=zeros, end=zeros, strides=ones, value=tf.zeros(zeros, dtype),
@@ -131,6 +135,10 @@ def settle(captures: Iterable[tf.Tensor]) -> None:
 def is_number(dtype: tf.DType) -> bool:
     """Whether values of this dtype lie in memory as they are."""
     return dtype.is_floating or dtype.is_integer or dtype.is_complex or dtype.is_bool
+
+
+def _is_writable(shape: tf.TensorShape | None) -> bool:
+    return shape is not None and shape.is_fully_defined() and shape.num_elements() > 0 and shape.rank <= _MOST_RANK
 
 
 def _copy(node, rank: int) -> list:

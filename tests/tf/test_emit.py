@@ -127,7 +127,7 @@ def test_the_audit_notices_a_computation_that_is_not_there():
     step = emit(traced, graph, plan_from_order(graph, graph.order))
     with private.export_graphs() as graphs:
         step(tf.zeros([100]))
-    claimed = Emitted(step.function, (*step.nodes, "Exp/recompute_9"), step.pack, b"")
+    claimed = Emitted(step.function, {**step.waits, "Exp/recompute_9": ()}, step.pack, b"")
     with pytest.raises(PlanError, match="recompute_9"):
         executed_runs(claimed, graphs)
 
@@ -137,7 +137,8 @@ def test_the_audit_notices_a_lost_order():
     step = emit(traced, graph, plan_from_order(graph, graph.order))
     with private.export_graphs() as graphs:
         step(tf.zeros([100]))
-    claimed = Emitted(step.function, (*step.nodes[1:], step.nodes[0]), step.pack, b"")
+    first, *_, last = step.waits
+    claimed = Emitted(step.function, {**step.waits, first: (last,)}, step.pack, b"")
     with pytest.raises(PlanError, match="order"):
         executed_runs(claimed, graphs)
 

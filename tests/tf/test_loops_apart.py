@@ -93,13 +93,13 @@ def test_the_audit_notices_a_loop_that_is_missing_or_out_of_order():
     step = emit(prepared.traced, graph, plan_from_order(graph, graph.order))
     with private.export_graphs() as graphs:
         step(batch)
-    loops = [position for position, name in enumerate(step.nodes) if "while" in name and "While" in graph.ops[position].kind]
-    first, other = step.nodes[loops[0]], step.nodes[loops[0] + 1]
-    swapped = [other if name == first else first if name == other else name for name in step.nodes]
+    kinds = {op.name: op.kind for op in graph.ops}
+    first = next(name for name in step.waits if "While" in kinds[name])
+    follower = next(name for name, waits in step.waits.items() if first in waits)
     with pytest.raises(PlanError, match="order"):
-        executed_runs(Emitted(step.function, tuple(swapped), step.pack, b""), graphs)
+        executed_runs(Emitted(step.function, {**step.waits, first: (follower,)}, step.pack, b""), graphs)
     with pytest.raises(PlanError, match="recompute_1"):
-        executed_runs(Emitted(step.function, (*step.nodes, f"{first}/recompute_1"), step.pack, b""), graphs)
+        executed_runs(Emitted(step.function, {**step.waits, f"{first}/recompute_1": ()}, step.pack, b""), graphs)
 
 
 def test_branches_are_taken_apart_and_keep_their_place():
