@@ -143,6 +143,73 @@ def test_the_audit_notices_a_lost_order():
         executed_runs(claimed, graphs)
 
 
+def _branches(x):
+    return tf.add_n([tf.exp(x + float(number)) for number in range(6)])
+
+
+@pytest.mark.parametrize("spare_bytes", [0, 1e3, 1e9])
+def test_computations_run_at_once_where_memory_is_plenty(spare_bytes):
+    x = tf.random.stateless_uniform([100, 100], [1, 2])
+    traced, graph = _traced(_branches, tf.TensorSpec([100, 100]))
+    step = emit(traced, graph, plan_from_order(graph, graph.order), spare_bytes)
+    outputs, runs = first_call(step, x)
+    np.testing.assert_array_equal(outputs, traced.pack(traced.function(x)))
+    assert sum(runs.values()) == len(graph.ops)
+    exps = [set(waits) for name, waits in step.waits.items() if name.startswith("Exp")]
+    if spare_bytes == 1e9:
+        assert all(not any(other.startswith("Exp") for other in waits) for waits in exps)
+    else:
+        assert all(len(waits) == 1 for waits in exps[1:])         # for the one before
+
+
+def test_what_runs_at_once_fits_with_nothing_freed_meanwhile():
+    traced, graph = _traced(_branches, tf.TensorSpec([100, 100]))
+    plan = plan_from_order(graph, graph.order)
+    timeline = simulate(graph, plan)
+    for spare_bytes in (50_000, 100_000, 200_000):
+        step = emit(traced, graph, plan, spare_bytes)
+        together: dict[tuple, list[str]] = {}
+        for name, waits in step.waits.items():
+            together.setdefault(waits, []).append(name)
+        sizes = {op.name: sum(graph.values[value].bytes for value in op.outputs) for op in graph.ops}
+        most = max(sum(sizes[name] for name in names) for names in together.values())
+        assert most <= timeline.peak_bytes + spare_bytes / 2
+        assert len(together) < len(graph.ops)
+
+
+def test_what_touches_small_values_waits_for_nothing_but_what_it_must_follow():
+    state = tf.Variable([2.0, 3.0])
+
+    def step(x):
+        large = tf.exp(x)
+        scaled = state * 2.0
+        state.assign(scaled - 1.0)
+        return tf.reduce_sum(large), scaled
+    traced, graph = _traced(step, tf.TensorSpec([200, 200]))
+    emitted = emit(traced, graph, plan_from_order(graph, graph.order))
+    kinds = {op.name: op.kind for op in graph.ops}
+    write = next(name for name in emitted.waits if kinds[name] == "ResourceStridedSliceAssign")
+    product = next(name for name in emitted.waits if kinds[name] == "Mul")
+    assert product in emitted.waits[write] and not any(kinds[name] == "Exp" for name in emitted.waits[product])
+    outputs, _ = first_call(emitted, tf.zeros([200, 200]))
+    assert outputs[0].numpy() == 40_000 and outputs[1].numpy().tolist() == [4, 6] and state.numpy().tolist() == [3, 5]
+
+
+@pytest.mark.parametrize("size", [4, 64])
+def test_a_convolution_is_not_merged_into_what_reads_it(size):
+    """oneDNN's pass would, where both wait for the same, and end the process."""
+    filters, bias = tf.Variable(tf.ones([3, 3, 2, 8])), tf.Variable(tf.ones([8]))
+
+    def step(x):
+        x = tf.pad(tf.tanh(x), [[0, 0], [1, 1], [1, 1], [0, 0]])
+        return tf.nn.bias_add(tf.nn.conv2d(x, filters, 1, "VALID"), bias) + 1.0
+    traced, graph = _traced(step, tf.TensorSpec([2, size, size, 2]))
+    x = tf.random.stateless_uniform([2, size, size, 2], [1, 2])
+    for spare_bytes in (0, 1e12):
+        _, runs = first_call(emit(traced, graph, plan_from_order(graph, graph.order), spare_bytes), x)
+        assert set(runs.values()) == {1} and len(runs) == len(graph.ops)
+
+
 def test_or_tools_solves_in_a_process_where_tensorflow_lives():
     """Both in one process: OR-Tools refuses every model or crashes."""
     graph = _one_second_an_op(extract(trace(_two_phases, tf.TensorSpec([64, 64]))))
