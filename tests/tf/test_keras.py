@@ -387,8 +387,9 @@ def test_what_a_step_took_beyond_its_plan_is_reckoned_with_by_the_next_plan(batc
     for surplus in (20_000, 0, 10_000_000):
         keras.backend.clear_session(free_memory=False)
         model = _sgd()
-        budget = tight_budget(model, *batch, share=0.9)
-        recompute(model, budget=budget, profile="auto")
+        needs = checkmate_tf.estimate(model, *batch, verbose=0)
+        budget = int(needs.resident_bytes + 0.7 * (needs.keep_all_peak_bytes - needs.resident_bytes))
+        checkmate_tf.compile(model, budget, solver="greedy", time_limit=10, verbose=0)
         model.train_on_batch(*batch)
         models.append(model.checkmate)
         planned = model.checkmate.solution.placed_peak_bytes

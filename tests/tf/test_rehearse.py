@@ -1,6 +1,8 @@
 """Plans' requests on the device itself: what they take there, on paper, and in the step that then runs."""
 
 import random
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -60,6 +62,12 @@ def test_placed_on_paper_every_plan_takes_what_it_takes_on_the_device():
 
 
 def test_batches_made_later_lie_in_rooms_that_nothing_else_is_in():
+    # In a process of its own: where the smallest free memory is a room, a small request is served from there.
+    script = f"import sys; sys.path[:0] = {sys.path!r}; import test_rehearse; test_rehearse.batches_lie_in_rooms()"
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=300)
+
+
+def batches_lie_in_rooms():
     prepared, batch = _prepared()
     size = batch[0].shape.num_elements() * 4
     held = measure.measured_memory()[0]
