@@ -8,8 +8,9 @@ buffer go when its last reader has run, so what makes a free happen in time is t
 The computations form one chain of control edges. It takes the place of the control edges of the original (the plan
 respects those, `verify_plan` P5), keeps the executor from running ahead, and makes equal copies different for
 TensorFlow's own subexpression elimination. What touches small values only, and runs once, stays off the chain, under its
-own control edges: thousands of such ops, most of them the optimizer's, run beside the others. Grappler has run already, and is off for this function only: it would
-merge and move nodes across the chain. Only to take loops apart it runs once more, told to leave all other nodes alone.
+own control edges: thousands of such ops, most of them the optimizer's, run beside the others. Grappler has run already, and is
+off for this function only: it would merge and move nodes across the chain. Only to take loops apart it runs once more, told
+to leave all other nodes alone.
 
 A loop that has been taken apart runs ahead: what a turn computes that the next ones do not wait for lags behind, and is held
 until then. In plain Keras up to 32 turns do. Here it is as many as there is room for, up to half of that.
