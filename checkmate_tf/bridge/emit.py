@@ -40,7 +40,7 @@ RECOMPUTED = "/recompute_"
 FREE = "checkmate_tf_free_"
 FREED_BYTES = 1 << 14
 _PLENTY = 0.1                    # of what is not resident at the peak, left over: enough for computations to run at once
-_MOST_AT_ONCE = 16
+_MOST_AT_ONCE = 8
 _TAKING_APART = ("function", "pruning", "dependency")
 
 

@@ -382,10 +382,11 @@ def test_a_peak_that_stays_above_the_budget_is_an_error(batch, monkeypatch):
 
 
 def test_what_a_step_took_beyond_its_plan_is_reckoned_with_by_the_next_plan(batch, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     models = []
     for surplus in (20_000, 0, 10_000_000):
         keras.backend.clear_session(free_memory=False)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        monkeypatch.setattr("checkmate_tf.keras.is_plenty", lambda *arguments: False)
         model = _sgd()
         needs = checkmate_tf.estimate(model, *batch, verbose=0)
         budget = int(needs.resident_bytes + 0.7 * (needs.keep_all_peak_bytes - needs.resident_bytes))
@@ -397,7 +398,6 @@ def test_what_a_step_took_beyond_its_plan_is_reckoned_with_by_the_next_plan(batc
         for _ in range(2):
             model.train_on_batch(*batch)
         monkeypatch.undo()
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     known = [_only_step(one).prepared.profile.surplus for one in models]
     key = models[0].solution.plan.graph_key
     assert known[0] == {} and 0 < known[1][key] <= 20_000
