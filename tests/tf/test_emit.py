@@ -195,6 +195,18 @@ def test_what_touches_small_values_waits_for_nothing_but_what_it_must_follow():
     assert outputs[0].numpy() == 40_000 and outputs[1].numpy().tolist() == [4, 6] and state.numpy().tolist() == [3, 5]
 
 
+@pytest.mark.skipif(measured_memory() is None, reason="the device keeps no allocator statistics")
+def test_what_is_made_of_constants_alone_is_made_when_it_is_needed_and_does_not_stay():
+    def step(x):
+        return tf.reduce_sum(tf.tile(tf.constant([1.0, 2.0]), [MEGABYTE]) * x)
+    traced, graph = _traced(step, tf.TensorSpec([]))
+    assert [op.inputs for op in graph.ops if op.kind == "Tile"] == [()]
+    run = emit(traced, graph, plan_from_order(graph, graph.order))
+    held = measured_memory()[0]
+    assert run(tf.constant(1.0)).numpy() == 3 * MEGABYTE
+    assert measured_memory()[0] - held < MEGABYTE
+
+
 @pytest.mark.parametrize("size", [4, 64])
 def test_a_convolution_is_not_merged_into_what_reads_it(size):
     """oneDNN's pass would, where both wait for the same, and end the process."""

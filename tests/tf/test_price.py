@@ -123,6 +123,39 @@ def test_which_inputs_an_op_writes_into_is_measured():
         "Exp": (0,), "AddV2": (0, 1), "MatMul": (), "Square": (0,), "ReverseV2": ()}
 
 
+def test_what_an_op_asks_for_is_heard_in_order():
+    """A product of tensors whose axes must be swapped first: copies of both come before its result, and go after it."""
+    traced = trace(lambda data: tf.einsum("abcd,acbe->abde", *data), (tf.TensorSpec([4, 32, 32, 64]), tf.TensorSpec([4, 32, 32, 64])))
+    graph = extract(traced)
+    costs = measure.measure(traced, measure.missing(traced, graph, measure.empty_profile()))
+    (requests, scratch_bytes), = [(cost.requests, cost.scratch_bytes) for key, cost in costs.items() if key.startswith("Einsum")]
+    copy_bytes, result_bytes = 4 * 32 * 32 * 64 * 4, 4 * 32 * 64 * 64 * 4
+    assert requests[0] == copy_bytes and -1 in requests and requests.count(result_bytes) >= 1
+    assert scratch_bytes >= copy_bytes
+    priced = price(traced, graph, measure.empty_profile().with_costs(costs))
+    assert next(op.requests for op in priced.ops if op.kind == "Einsum") == requests
+
+
+def test_while_somebody_else_is_profiling_nothing_is_measured_and_that_is_said(tmp_path):
+    traced = trace(tf.tanh, tf.TensorSpec([1 << 18]))
+    todo = measure.missing(traced, extract(traced), measure.empty_profile())
+    assert todo
+    tf.profiler.experimental.start(str(tmp_path))
+    try:
+        with pytest.warns(UserWarning, match="Somebody else is profiling"):
+            assert measure.measure(traced, todo) == {}
+    finally:
+        tf.profiler.experimental.stop()
+    assert measure.measure(traced, todo).keys() == todo.keys()
+
+
+def test_without_statistics_an_op_has_seconds_and_no_more(monkeypatch):
+    monkeypatch.setattr(measure, "measured_memory", lambda: None)
+    traced = trace(tf.tanh, tf.TensorSpec([1 << 18]))
+    cost, = measure.measure(traced, measure.missing(traced, extract(traced), measure.empty_profile())).values()
+    assert cost.seconds > 0 and (cost.scratch_bytes, cost.reuses, cost.requests) == (0, (), ())
+
+
 def test_a_value_that_an_op_reads_twice_is_not_written_into():
     def step(x):
         y = tf.exp(x)

@@ -115,6 +115,18 @@ def _place(variable):
     return _address(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)) if variable.dtype != tf.bool else None
 
 
+def test_a_variable_is_given_memory_of_its_own_and_keeps_its_value():
+    value = tf.random.stateless_normal([300, 2], [1, 2])
+    variable = tf.Variable(tf.zeros([300, 2]))
+    variable.assign(value)
+    assert _place(variable) == _address(value)        # they share it
+    settle([variable.handle])
+    settled = _place(variable)
+    assert settled != _address(value) and np.array_equal(variable, value)
+    variable.assign_add(tf.ones([300, 2]))
+    assert _place(variable) == settled
+
+
 @pytest.mark.parametrize("amount", ["as large", "one number"])
 @pytest.mark.parametrize("change", ["assign_add", "assign_sub", "assign of a sum", "assign of a difference"])
 def test_sums_are_made_in_the_variable_where_what_is_added_is_as_large(change, amount):
