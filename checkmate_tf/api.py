@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from checkmate_tf import batches, planning, sweep
+from checkmate_tf import batches, device_profile, planning, sweep
 from checkmate_tf import keras as hooks
 from checkmate_tf.batches import BatchSearch
 from checkmate_tf.bridge.trace import batch_specs
@@ -114,7 +114,7 @@ def tradeoff(model, x, y=None, *, sample_weight=None, budgets: Sequence[int | fl
         planning.check_budget(budget)
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
         raise SolverError(f"The number of processes is a positive whole number. Received: workers={workers!r}")
-    folder = planning.cache_path("").parent / "tradeoff" if cache == "auto" else cache
+    folder = device_profile.cache_path("").parent / "tradeoff" if cache == "auto" else cache
     with Narrator(verbose) as narrator:
         prepared = _prepare(model, x, y, sample_weight, profile, narrator)
         sizes = ([planning.budget_in_bytes(budget, prepared.base) for budget in budgets] if budgets is not None else
@@ -182,7 +182,7 @@ def _check(model, solver, profile, time_limit, verbose) -> None:
 
 def _check_settings(solver, profile, time_limit, verbose) -> None:
     planning.get_solver(solver)
-    planning.check_profile(profile)
+    device_profile.check(profile)
     if isinstance(time_limit, bool) or not isinstance(time_limit, (int, float)) or not time_limit > 0:
         raise SolverError(f"A time limit is a positive number of seconds. Received: time_limit={time_limit!r}")
     if verbose not in ("auto", 0, 1, 2):

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from checkmate_tf import planning
+from checkmate_tf import device_profile, planning
 from checkmate_tf.bridge import audit, measure, variables
 from checkmate_tf.bridge.emit import Emitted, emit, is_plenty
 from checkmate_tf.bridge.loops import LOOPS
@@ -210,7 +210,7 @@ class PlannedSteps(abc.ABC):
         planned_bytes = solution.budget_bytes if at_once else solution.placed_peak_bytes
         surplus_bytes = max(0, step.measured_bytes - planned_bytes)
         if surplus_bytes <= _MOST_REMEMBERED * (planned_bytes - step.prepared.residents.total):
-            planning.remember_surplus(step.prepared, surplus_bytes)
+            device_profile.remember_surplus(step.prepared.profile, graph.key, surplus_bytes)
 
     def _run_and_watch(self, step: _Step, data: Any) -> Any:
         """Runs a step whose plan has passed its checks, and plans again if its peak comes out above the budget after all.

@@ -9,32 +9,26 @@ The allocator hands out whole chunks, which can be larger than what was asked fo
 its values come to lie (`placement`), and made anew for less as long as that takes more than the budget.
 """
 
-import contextlib
 import dataclasses
 import functools
 import gc
-import hashlib
 import math
 import numbers
-import os
-import pathlib
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 from absl import logging
 
-from checkmate_tf import profiles, solvers
+from checkmate_tf import device_profile, solvers
 from checkmate_tf.bridge import measure
 from checkmate_tf.bridge.extract import extract
 from checkmate_tf.bridge.price import price
 from checkmate_tf.bridge.rehearse import Places
 from checkmate_tf.bridge.trace import Traced, batch_specs, flatten_batch, trace
 from checkmate_tf.bridge.writes import settle
-from checkmate_tf.ir.errors import (BudgetError, InfeasibleBudgetError, NotCompiledError, ProfileError, SolverError,
-                                    UnsupportedError)
+from checkmate_tf.ir.errors import BudgetError, InfeasibleBudgetError, NotCompiledError, SolverError, UnsupportedError
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.plan import Plan, plan_from_order
 from checkmate_tf.ir.repair import repaired
@@ -120,7 +114,7 @@ def prepare_function(function: Callable, data: Any, profile: Profile | str, narr
     narrate("tracing the training step")
     traced = trace(function, batch_specs(data), autograph)
     graph = extract(traced)
-    profile = _profile(profile, traced, graph, narrate)
+    profile = device_profile.known(profile, traced, graph, narrate)
     graph = price(traced, graph, profile)
     here = batch_is_there or (profile.device, profile.software) == (measure.device_description(), measure.software())
     if here:
@@ -305,64 +299,6 @@ def get_solver(solver: Solver | str) -> Solver:
         raise SolverError(f"A solver is one of {', '.join(solvers.names())}, or an object with a name and a search method. "
                           f"Received: {solver!r}")
     return solver
-
-
-def check_profile(profile: Any) -> None:
-    """Raises ProfileError for what is neither "auto", a known name, nor a Profile."""
-    if not isinstance(profile, (Profile, str)):
-        raise ProfileError(f'A profile is "auto", one of {", ".join(profiles.names())}, or a Profile. Received: {profile!r}')
-    if isinstance(profile, str) and profile != "auto":
-        profiles.get(profile)
-
-
-def cache_path(device: str) -> pathlib.Path:
-    """Where this device's measured profile is kept between runs; one of another TensorFlow is found there, too, and told of."""
-    root = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
-    name = hashlib.sha256(device.encode()).hexdigest()[:16]
-    return root / "checkmate_tf" / f"profile-{name}.json"
-
-
-def remember_surplus(prepared: Prepared, surplus_bytes: int) -> None:
-    """Keeps with this device's cached profile what the step took beyond its planned peak, for the next plan of it."""
-    if prepared.profile.surplus.get(prepared.graph.key, 0) == surplus_bytes:
-        return
-    path = cache_path(prepared.profile.device)
-    with contextlib.suppress(OSError, ProfileError):         # without a cache there is nothing to keep it in
-        Profile.load(path).with_surplus(prepared.graph.key, surplus_bytes).save(path)
-
-
-def _profile(profile: Profile | str, traced: Traced, graph: Graph, narrate: Callable[[str], None]) -> Profile:
-    if isinstance(profile, Profile):
-        return profile
-    if profile != "auto":
-        return profiles.get(profile)
-    path = cache_path(measure.device_description())
-    known = _cached(path)
-    todo = measure.missing(traced, graph, known)
-    if not todo:
-        return known
-    narrate(f"measuring {len(todo)} distinct ops on this device")
-    known = known.with_costs(measure.measure(traced, todo, lambda done, total: narrate(
-        f"measuring {total} distinct ops on this device: {done} done")))
-    try:
-        known.save(path)
-    except OSError as error:
-        warnings.warn(f"The measured profile could not be cached and will be measured again next time ({error}).", stacklevel=2)
-    return known
-
-
-def _cached(path: pathlib.Path) -> Profile:
-    """The cached profile if it is one and of this device and TensorFlow; otherwise an empty one."""
-    if path.exists():
-        try:
-            profile = Profile.load(path)
-            if (profile.device, profile.software) == (measure.device_description(), measure.software()):
-                return profile
-            warnings.warn(f"The cached profile {path} is of {profile.device} with {profile.software}; measuring anew.",
-                          stacklevel=2)
-        except ProfileError as error:
-            warnings.warn(f"The cached profile is not usable; measuring anew. {error}", stacklevel=2)
-    return measure.empty_profile()
 
 
 def _residents(model, traced: Traced, graph: Graph, batch_is_there: bool) -> Residents:

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import tensorflow as tf
 
-from checkmate_tf import planning, profiles
+from checkmate_tf import device_profile, profiles
 from checkmate_tf.bridge import measure, private
 from checkmate_tf.bridge.extract import extract
 from checkmate_tf.bridge.price import flops, moved_bytes, op_key, price
@@ -234,14 +234,14 @@ def test_a_cached_profile_that_is_broken_or_of_another_device_is_measured_anew(t
     path = tmp_path / "profile.json"
     path.write_text("{")
     with pytest.warns(UserWarning, match="measuring anew"):
-        assert planning._cached(path).costs == {}
+        assert device_profile.cached(path).costs == {}
     Profile("another machine", 1e9, 1e6, 0.5, "TensorFlow 1.15", {}, {"Exp": OpCost(0.25, 12, True)}).save(path)
     with pytest.warns(UserWarning, match="another machine"):
-        assert planning._cached(path).costs == {}
+        assert device_profile.cached(path).costs == {}
     Profile(measure.device_description(), 1e9, 1e6, 0.5, measure.software(), {}, {"Exp": OpCost(0.25, 12, True)}).save(path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert planning._cached(path).costs == {"Exp": OpCost(0.25, 12, True)}
+        assert device_profile.cached(path).costs == {"Exp": OpCost(0.25, 12, True)}
 
 
 def test_unknown_profiles_are_refused_with_the_known_ones():
