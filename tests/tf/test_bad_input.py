@@ -121,6 +121,8 @@ def test_the_budget_that_an_error_calls_the_smallest_works(batch):
     checkmate_tf.compile(model, caught.value.minimum_bytes, **QUIET)
     for _ in range(4):
         model.train_on_batch(x, y)
+    while model.checkmate.measured_peak_bytes is None:      # planned again in the last step, which happens four times at most
+        model.train_on_batch(x, y)
     assert recomputations(model) > 0
     assert model.checkmate.measured_peak_bytes <= caught.value.minimum_bytes
 

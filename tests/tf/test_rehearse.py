@@ -34,6 +34,11 @@ def _prepared():
     return planning.prepare(model, batch, "auto", lambda text: None, batch_is_there=True), batch
 
 
+def _in_a_process_of_its_own(function):
+    script = f"import sys; sys.path[:0] = {sys.path!r}; import test_rehearse; test_rehearse.{function}()"
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=300)
+
+
 def test_the_step_takes_what_its_rehearsal_took():
     prepared, batch = _prepared()
     keep = prepared.base.peak_bytes - prepared.residents.total
@@ -62,9 +67,8 @@ def test_placed_on_paper_every_plan_takes_what_it_takes_on_the_device():
 
 
 def test_batches_made_later_lie_in_rooms_that_nothing_else_is_in():
-    # In a process of its own: where the smallest free memory is a room, a small request is served from there.
-    script = f"import sys; sys.path[:0] = {sys.path!r}; import test_rehearse; test_rehearse.batches_lie_in_rooms()"
-    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=300)
+    # Where the smallest free memory is a room, a small request is served from there.
+    _in_a_process_of_its_own("batches_lie_in_rooms")
 
 
 def batches_lie_in_rooms():
@@ -107,6 +111,11 @@ def test_looking_again_finds_what_has_been_taken_since():
 
 
 def test_a_plan_leaves_a_reserve_where_it_can():
+    # Where other tests have left free memory in pieces of all sizes, there may be no plan that does.
+    _in_a_process_of_its_own("a_plan_leaves_a_reserve")
+
+
+def a_plan_leaves_a_reserve():
     prepared, _ = _prepared()
     spread = prepared.base.peak_bytes - prepared.residents.total
     budget = prepared.residents.total + int(0.8 * spread)
