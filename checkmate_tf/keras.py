@@ -28,6 +28,7 @@ from checkmate_tf.bridge import audit, measure, variables
 from checkmate_tf.bridge.emit import Emitted, emit, is_plenty
 from checkmate_tf.bridge.loops import LOOPS
 from checkmate_tf.bridge.trace import batch_specs
+from checkmate_tf.collector import without_collecting
 from checkmate_tf.ir.errors import CheckmateError, InfeasibleBudgetError, PlanError
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.plan import plan_from_order
@@ -131,7 +132,9 @@ class PlannedSteps(abc.ABC):
                 surplus_bytes = prepared.profile.surplus.get(prepared.graph.key, 0)
                 solution = self._first_solution(prepared, narrator, limits, surplus_bytes)
                 narrator.stage("writing the step")
-                step = _Step(prepared, solution, emit(prepared.traced, prepared.graph, solution.plan, solution.spare_bytes))
+                with without_collecting():
+                    run = emit(prepared.traced, prepared.graph, solution.plan, solution.spare_bytes)
+                step = _Step(prepared, solution, run)
             is_main = self.solution is None or prepared.base.peak_bytes >= self.estimate.keep_all_peak_bytes
             self._steps[key] = step
             if is_main:
@@ -231,7 +234,7 @@ class PlannedSteps(abc.ABC):
         return outputs
 
     def _first_run(self, step: _Step, data: Any) -> Any:
-        with self._undone_on_failure(unless=self._is_training, errors=CheckmateError):
+        with self._undone_on_failure(unless=self._is_training, errors=CheckmateError), without_collecting():
             return audit.first_call(step.run, data)[0]
 
     def _plan_again(self, step: _Step, peak_bytes: int) -> None:

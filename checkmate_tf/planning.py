@@ -28,8 +28,10 @@ from checkmate_tf.bridge.price import price
 from checkmate_tf.bridge.rehearse import Places
 from checkmate_tf.bridge.trace import Traced, batch_specs, flatten_batch, trace
 from checkmate_tf.bridge.writes import settle
+from checkmate_tf.collector import without_collecting
 from checkmate_tf.ir.errors import BudgetError, InfeasibleBudgetError, NotCompiledError, SolverError, UnsupportedError
 from checkmate_tf.ir.graph import Graph
+from checkmate_tf.ir.placement import Layout, place
 from checkmate_tf.ir.plan import Plan, plan_from_order
 from checkmate_tf.ir.repair import repaired
 from checkmate_tf.ir.simulate import Timeline, keep_all_timeline, simulate, structural_floor
@@ -108,6 +110,7 @@ def prepare(model, data: Any, profile: Profile | str, narrate: Callable[[str], N
     return prepare_function(model.train_step, data, profile, narrate, batch_is_there, model)
 
 
+@without_collecting()
 def prepare_function(function: Callable, data: Any, profile: Profile | str, narrate: Callable[[str], None],
                      batch_is_there: bool, model=None, autograph: bool = False) -> Prepared:
     """The same for any function of one argument, the batch. The model, if there is one, tells weights from slots."""
@@ -274,7 +277,9 @@ def infeasible(prepared: Prepared, budget_bytes: int, solver: Solver, limits: Li
     floor_bytes, floor_op = structural_floor(graph)
     proven = budget_bytes < floor_bytes
     reached_bytes = _smallest_reached(prepared, solver, limits, max(budget_bytes - surplus_bytes, floor_bytes))
-    working_bytes = surplus_bytes + reached_bytes + int(_MARGIN * (reached_bytes - residents.total))
+    # One large value in a chunk twice its size is what tells places apart in which memory is free elsewhere.
+    largest_bytes = max((value.bytes for value in graph.values), default=0)
+    working_bytes = surplus_bytes + reached_bytes + max(largest_bytes, int(_MARGIN * (reached_bytes - residents.total)))
     rows = residents.rows()
     if floor_op >= 0:
         rows[f"inputs, outputs and scratch of {graph.ops[floor_op].name}"] = floor_bytes - residents.total
@@ -317,7 +322,8 @@ def _residents(model, traced: Traced, graph: Graph, batch_is_there: bool) -> Res
 
 def _smallest_reached(prepared: Prepared, solver: Solver, limits: Limits, above_bytes: int) -> int:
     """The smallest budget above this, up to keep-everything's peak, for which a quick search finds a plan that fits when
-    placed."""
+    placed, here and where nothing else has been before: the budget will be tried in another process."""
+    empty = Layout(prepared.traced.resident_sizes)
     low, high = above_bytes, place_keep_all(prepared, 0)
     quick = dataclasses.replace(limits, seconds=_MINIMUM_SEARCH_SHARE * limits.seconds)
     for _ in range(_MINIMUM_SEARCH_STEPS):
@@ -328,7 +334,9 @@ def _smallest_reached(prepared: Prepared, solver: Solver, limits: Limits, above_
         found = solvers.solve(prepared.graph, middle, solver, quick, _noting(orders, ignore_progress))
         if found.plan is not None:
             found = _repaired(prepared, _best_placed(prepared, found, orders, middle), middle, quick.seconds / 3, 0)
-        low, high = (low, found.placed_peak_bytes) if found.plan is not None and found.placed_peak_bytes < high else (middle, high)
+        reached = math.inf if found.plan is None else max(
+            found.placed_peak_bytes, place(prepared.graph, found.plan, empty).peak_bytes)
+        low, high = (low, reached) if reached < high else (middle, high)
     return max(high, above_bytes + 1)
 
 

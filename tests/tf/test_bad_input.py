@@ -118,7 +118,7 @@ def test_the_budget_that_an_error_calls_the_smallest_works(batch):
     checkmate_tf.compile(model, 1000, **QUIET)
     with pytest.raises(InfeasibleBudgetError) as caught:
         model.train_on_batch(x, y)
-    checkmate_tf.compile(model, caught.value.minimum_bytes, **QUIET)
+    checkmate_tf.compile(model, caught.value.minimum_bytes, **QUIET | {"time_limit": 30})
     for _ in range(4):
         model.train_on_batch(x, y)
     while model.checkmate.measured_peak_bytes is None:      # planned again in the last step, which happens four times at most
