@@ -7,7 +7,8 @@ buffer go when its last reader has run, so what makes a free happen in time is t
 
 The computations form one chain of control edges. It takes the place of the control edges of the original (the plan
 respects those, `verify_plan` P5), keeps the executor from running ahead, and makes equal copies different for
-TensorFlow's own subexpression elimination. What touches small values only, and runs once, stays off the chain, under its
+TensorFlow's own subexpression elimination. Where memory is plenty, a computation waits for all but the latest few before it.
+What touches small values only, and runs once, stays off the chain, under its
 own control edges: thousands of such ops, most of them the optimizer's, run beside the others. Grappler has run already, and is
 off for this function only: it would merge and move nodes across the chain. Only to take loops apart it runs once more, told
 to leave all other nodes alone.
@@ -40,7 +41,7 @@ RECOMPUTED = "/recompute_"
 FREE = "checkmate_tf_free_"
 FREED_BYTES = 1 << 14
 _PLENTY = 0.1                    # of what is not resident at the peak, left over: enough for computations to run at once
-_MOST_AT_ONCE = 8
+_MOST_AT_ONCE = 16
 _TAKING_APART = ("function", "pruning", "dependency")
 
 
@@ -70,25 +71,22 @@ def emit(traced: Traced, graph: Graph, plan: Plan, spare_bytes: float = 0) -> Em
     timeline = simulate(graph, plan)
     loose = _loose(graph, timeline)
     writer = _Writer(traced)
-    crowd = _Crowd(graph, timeline, spare_bytes)
+    window = _Window(graph, timeline, spare_bytes)
     for position, step in enumerate(plan.steps):
         if isinstance(step, Compute):
             op = graph.ops[step.op]
             room_bytes = spare_bytes + timeline.peak_bytes - timeline.live_bytes[position]
-            if op.index not in loose and not crowd.admits(op, position):
-                writer.wait()
+            done = None if op.index in loose else window.done_before(op, position)
             before = {*op.after, *(reader for value in op.overwrites for reader in graph.consumers[value])} - {op.index}
-            writer.compute(op.name, [graph.ops[other].name for other in sorted(before)
-                                     if op.index in loose or other in loose or other in crowd.ops],
-                           LEAST_TURNS + room_bytes // max(1, op.scratch_bytes), is_loose=op.index in loose,
-                           of_constants=not op.inputs and op.once is None)
+            writer.compute(op.name, [graph.ops[other].name for other in sorted(before)], done,
+                           LEAST_TURNS + room_bytes // max(1, op.scratch_bytes), of_constants=not op.inputs and op.once is None)
         elif graph.values[step.value].bytes >= FREED_BYTES:
             value = graph.values[step.value]
             writer.free(graph.ops[value.producer].name, value.port)
-    writer.wait()
     results = [writer.latest(name) for name in traced.results]
     ends = writer.ends()
     graph_def = _with_loops_apart(writer.graph_def, traced, [*results, *ends])
+    _wait_for_what_is_read(graph_def, writer.waits)
     function = import_function(graph_def, traced.arguments, traced.captures, results, ends)
     return Emitted(function, writer.waits, traced.pack, private.config_without_optimizers())
 
@@ -98,31 +96,32 @@ def is_plenty(graph: Graph, timeline: Timeline, spare_bytes: float) -> bool:
     return spare_bytes >= _PLENTY * (timeline.peak_bytes - graph.resident_bytes)
 
 
-class _Crowd:
-    """The computations that may run at the same time, as long as all that they make fits, with nothing freed meanwhile.
+class _Window:
+    """How many computations may run at once: the next begins when all but the latest few have run, as many as fit beside each
+    other with nothing freed meanwhile.
 
     Only where memory is plenty: in which order they ask for it is not known, nor, then, where values come to lie.
     """
 
     def __init__(self, graph: Graph, timeline: Timeline, spare_bytes: float):
-        self.ops: set[int] = set()
         self._graph, self._timeline = graph, timeline
         self._limit_bytes = timeline.peak_bytes + spare_bytes / 2 if is_plenty(graph, timeline, spare_bytes) else 0
-        self._held_bytes = 0.0
+        self._held_before: list[float] = []           # of each computation so far, the bytes that are live when it begins
+        self._made_bytes: list[float] = []
+        self._latest: dict[int, int] = {}
+        self._done = 0
 
-    def admits(self, op: Op, position: int) -> bool:
-        """Whether the op, which comes next in the plan, may run beside those that are in; it is in now, the others out if not."""
-        bytes = op.scratch_bytes + sum(self._graph.values[value].bytes for value in op.outputs)
-        if (self.ops and len(self.ops) < _MOST_AT_ONCE and op.index not in self.ops and op.kind not in CALLING
-                and self._held_bytes + bytes <= self._limit_bytes):
-            self.ops.add(op.index)
-            self._held_bytes += bytes
-            return True
-        self.ops = {op.index}
-        self._held_bytes = bytes + (self._timeline.live_bytes[position - 1] if position else self._graph.resident_bytes)
-        if op.kind in CALLING:
-            self._held_bytes = math.inf
-        return False
+    def done_before(self, op: Op, position: int) -> int:
+        """How many of the computations so far must have run before this one, the next in the plan, begins."""
+        number = len(self._made_bytes)
+        made_bytes = op.scratch_bytes + sum(self._graph.values[value].bytes for value in op.outputs)
+        self._made_bytes.append(math.inf if op.kind in CALLING else made_bytes)
+        self._held_before.append(self._timeline.live_bytes[position - 1] if position else self._graph.resident_bytes)
+        done = max(self._done, number + 1 - _MOST_AT_ONCE, self._latest.get(op.index, -1) + 1)
+        while done < number and self._held_before[done] + sum(self._made_bytes[done:]) > self._limit_bytes:
+            done += 1
+        self._latest[op.index], self._done = number, done
+        return done
 
 
 def _loose(graph: Graph, timeline: Timeline) -> set[int]:
@@ -144,36 +143,38 @@ class _Writer:
         self._runs: dict[str, int] = {}
         self._views: dict[str, dict[tuple[str, ...], str]] = {}
         self._sources: set[str] = set()
-        self._head: list[str] = []                # what the next computations wait for
-        self._before: list[str] = []              # the computations that are behind it
-        self._running: list[str] = []             # those that have begun since
+        self._chain: list[str] = []
+        self._done: list[int] = []                          # how many of those had run when each of them began
+        self._place: dict[str, int] = {}                    # in the chain
         self._freed: list[tuple[str, tf.DType]] = []        # what is read in pieces and freed since
         self._has_freed = False
+        self._frees: list[str] = []
 
     def ends(self) -> list[str]:
         """The nodes that nothing waits for."""
         waited_for = {tensor_name(name.lstrip("^"))[0] for node in self.graph_def.node for name in node.input}
-        return [name for name in (*self.waits, *self._head) if name not in waited_for]
+        return [name for name in (*self.waits, *self._frees) if name not in waited_for]
 
-    def compute(self, name: str, before: Sequence[str], most_turns: float, is_loose: bool, of_constants: bool) -> None:
+    def compute(self, name: str, before: Sequence[str], done: int | None, most_turns: float, of_constants: bool) -> None:
         """One more run of this op; of a loop, with at most so many turns at a time.
 
-        before: ops that have run and that no edge leads from, unless it is drawn
+        before: ops that must have run; done: how many of the computations on the chain must have, None off the chain
         """
         template = self._templates[name]
         inputs = [self.latest(other) for other in template.input if not is_control(other)]
         run = self._runs.get(name, -1) + 1
         self._runs[name] = run
-        waits = [_run_name(other, self._runs[other]) for other in before]
-        # oneDNN's pass merges an op into the one that reads it, where both wait for the same, and then fails if that is anything.
-        read = [other for other in dict.fromkeys(tensor_name(tensor)[0] for tensor in inputs)
-                if other in self.waits and other not in self._before and other not in waits]
-        node = self._append(template, _run_name(name, run), [*inputs, *(f"^{other}" for other in (*waits, *read))])
-        self.waits[node.name] = tuple(waits)
-        if not is_loose:
-            node.input.extend(f"^{other}" for other in self._head)
-            self.waits[node.name] += tuple(self._before)
-            self._running.append(node.name)
+        waits = [other for other in (_run_name(other, self._runs[other]) for other in before)
+                 if done is None or self._place.get(other, done) >= done]
+        # What the last of those that are done has waited for is not waited for again.
+        chained = self._chain[self._done[done - 1]:done] if done else []
+        heads = self._free_nodes(is_waited_for=done == len(self._chain)) or chained
+        node = self._append(template, _run_name(name, run), [*inputs, *(f"^{other}" for other in dict.fromkeys((*waits, *heads)))])
+        self.waits[node.name] = (*waits, *chained)
+        if done is not None:
+            self._place[node.name] = len(self._chain)
+            self._chain.append(node.name)
+            self._done.append(done)
         if of_constants:
             node.attr[_UNFOLDED].list.SetInParent()
         if node.op in LOOPS:
@@ -181,29 +182,30 @@ class _Writer:
             turns.i = int(min(turns.i, MOST_TURNS, most_turns))
 
     def free(self, name: str, port: int) -> None:
-        """What is computed after the next `wait` waits until this value is gone.
+        """What is computed when all before has run waits until this value is gone, too.
 
-        A value that is read in pieces is held until then: else the last piece would be written into, and keep all of it.
+        A value that is read in pieces is held until its readers have run: else the last piece would be written into, and keep
+        all of it.
         """
         self._has_freed = True
         if self._roots.is_cut(name, port):
             dtype = self._operations.get_operation_by_name(name).outputs[port].dtype
             self._freed.append((f"{_run_name(name, self._runs[name])}:{port}", dtype))
 
-    def wait(self) -> None:
-        """What is computed from now on waits until everything so far has run and what is freed is gone."""
-        if not self._running:
-            return
-        self._before, self._head = self._running, self._running
-        if len(self._running) > 1 or self._has_freed:
-            node = self.graph_def.node.add(name=f"{FREE}{len(self.waits)}", op="NoOp", input=[f"^{name}" for name in self._running])
-            self._head = [node.name]
+    def _free_nodes(self, is_waited_for: bool) -> list[str]:
+        """Nodes after which all so far has run and what is freed is gone; none where nothing was, or nobody waits for that."""
+        if not (self._has_freed if is_waited_for else self._freed):
+            return []
+        running = self._chain[self._done[-1]:]
+        name = f"{FREE}{len(self.waits)}"
+        self.graph_def.node.add(name=name, op="NoOp", input=[f"^{other}" for other in running])
         for position, (held, dtype) in enumerate(self._freed):
-            node = self.graph_def.node.add(name=f"{FREE}{len(self.waits)}_{position}", op="Identity",
-                                           input=[held, *(f"^{name}" for name in self._head)])
+            node = self.graph_def.node.add(name=f"{FREE}{len(self.waits)}_{position}", op="Identity", input=[held, f"^{name}"])
             node.attr["T"].type = dtype.as_datatype_enum
-            self._head = [node.name]
-        self._running, self._freed, self._has_freed = [], [], False
+            name = node.name
+        self._frees.append(name)
+        self._freed, self._has_freed = [], False
+        return [name] if is_waited_for else []
 
     def latest(self, tensor: str) -> str:
         """The tensor of this name as the latest runs left it."""
@@ -255,6 +257,17 @@ def _with_loops_apart(graph_def: GraphDef, traced: Traced, ends: Sequence[str]) 
     library = tf.compat.v1.GraphDef().library
     library.function.extend(functions.values())
     return GraphDef(node=[node for node in apart.node if node.op != "_Arg"], library=library, versions=apart.versions)
+
+
+def _wait_for_what_is_read(graph_def: GraphDef, computations: Mapping[str, Any]) -> None:
+    """Draws a control edge beside each edge of data from one computation to another.
+
+    oneDNN's pass merges some ops into the one that reads them, where both wait for the same, and then fails if that is anything.
+    """
+    for node in graph_def.node:
+        if node.name in computations:
+            read = {tensor_name(name)[0] for name in node.input if not is_control(name)} & computations.keys()
+            node.input.extend(sorted({f"^{name}" for name in read} - set(node.input)))
 
 
 def _run_name(name: str, run: int) -> str:

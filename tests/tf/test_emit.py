@@ -162,19 +162,33 @@ def test_computations_run_at_once_where_memory_is_plenty(spare_bytes):
         assert all(len(waits) == 1 for waits in exps[1:])         # for the one before
 
 
+def _beside(waits):
+    """For each computation, those before it that may still run when it begins."""
+    done, beside = {}, {}
+    for name, waited_for in waits.items():
+        done[name] = set(waited_for).union(*(done[other] for other in waited_for))
+        beside[name] = [other for other in beside if other not in done[name]]
+    return beside
+
+
 def test_what_runs_at_once_fits_with_nothing_freed_meanwhile():
     traced, graph = _traced(_branches, tf.TensorSpec([100, 100]))
     plan = plan_from_order(graph, graph.order)
     timeline = simulate(graph, plan)
-    for spare_bytes in (50_000, 100_000, 200_000):
-        step = emit(traced, graph, plan, spare_bytes)
-        together: dict[tuple, list[str]] = {}
-        for name, waits in step.waits.items():
-            together.setdefault(waits, []).append(name)
-        sizes = {op.name: sum(graph.values[value].bytes for value in op.outputs) for op in graph.ops}
-        most = max(sum(sizes[name] for name in names) for names in together.values())
-        assert most <= timeline.peak_bytes + spare_bytes / 2
-        assert len(together) < len(graph.ops)
+    sizes = {op.name: sum(graph.values[value].bytes for value in op.outputs) for op in graph.ops}
+    most = []
+    for spare_bytes in (0, 50_000, 100_000, 200_000):
+        beside = _beside(emit(traced, graph, plan, spare_bytes).waits)
+        assert all(sizes[name] + sum(sizes[other] for other in others) <= timeline.peak_bytes + spare_bytes / 2
+                   for name, others in beside.items() if others)
+        most.append(max(len(others) for others in beside.values()))
+    assert most[0] == 0 < most[-1] and most == sorted(most)
+
+
+def test_only_so_many_computations_run_at_once_however_much_memory_there_is():
+    traced, graph = _traced(lambda x: tf.add_n([tf.exp(x + float(number)) for number in range(20)]), tf.TensorSpec([100, 100]))
+    beside = _beside(emit(traced, graph, plan_from_order(graph, graph.order), 1e12).waits)
+    assert max(len(others) for others in beside.values()) == 15
 
 
 def test_what_touches_small_values_waits_for_nothing_but_what_it_must_follow():
