@@ -3,7 +3,8 @@
 For each workload, in a process of its own under TensorFlow's best-fit allocator: `fit` at each budget, with the
 allocator's peak over the steps under the plan that stays; then plain Keras, our step with everything kept, and each plan in turn,
 several times, and the medians of the ratios; then five steps from the same weights under each plan and with
-everything kept, every variable compared bit by bit.
+everything kept, every variable compared bit by bit. The last budget is then planned once more in a process whose caches, of measured
+ops and of compiled code, are empty.
 """
 
 import json
@@ -11,8 +12,9 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -42,18 +44,47 @@ def run(names: Sequence[str], shares: Sequence[float], as_json: bool = False) ->
         raise UnsupportedError(f"Known workloads are {', '.join(zoo.WORKLOADS)}. Received: {', '.join(unknown)}")
     rows = []
     for name in names or zoo.WORKLOADS:
-        code = f"from checkmate_tf import benchmark; benchmark.measure({name!r}, {list(shares)!r})"
-        finished = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False,
-                                  env=dict(os.environ, TF_CPU_ALLOCATOR_USE_BFC="true", TF_CPP_MIN_LOG_LEVEL="3"))
+        finished = _child(f"measure({name!r}, {list(shares)!r})", {})
         if finished.returncode != 0:
             return finished.returncode
-        lines = [line for line in finished.stdout.splitlines() if line.startswith("{")]
-        rows += [json.loads(line) for line in lines]
+        measured = _rows(finished)
+        if measured:
+            measured[-1] |= _cold(name, measured[-1]["budget"])
+        rows += measured
         if as_json:
-            print("\n".join(lines), flush=True)
+            print("\n".join(json.dumps(row) for row in measured), flush=True)
     if not as_json:
         Console(highlight=False, width=130).print(_table(rows))
     return 0
+
+
+def _child(call: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", f"from checkmate_tf import benchmark; benchmark.{call}"], check=False,
+                          stdout=subprocess.PIPE, text=True, env=dict(os.environ, TF_CPU_ALLOCATOR_USE_BFC="true",
+                                                                      TF_CPP_MIN_LOG_LEVEL="3", **environment))
+
+
+def _rows(finished: subprocess.CompletedProcess) -> list[dict]:
+    return [json.loads(line) for line in finished.stdout.splitlines() if line.startswith("{")]
+
+
+def _cold(name: str, budget: int) -> dict:
+    """What `train_one_step` measures in a process whose caches are empty; nothing where there is no plan."""
+    with tempfile.TemporaryDirectory() as cache:
+        finished = _child(f"train_one_step({name!r}, {budget})", {"XDG_CACHE_HOME": cache, "NUMBA_CACHE_DIR": cache})
+    return _rows(finished)[0] if finished.returncode == 0 else {}
+
+
+def train_one_step(name: str, budget: int) -> None:
+    """Prints how long it takes from `compile` to the end of the first step of `fit`, and no more of it."""
+    workload = zoo.WORKLOADS[name]
+    keras.utils.set_random_seed(0)
+    model = workload.model()
+    x, y = workload.data(workload.batch_size)
+    first = _FirstStep()
+    checkmate_tf.compile(model, budget, verbose=0)
+    model.fit(x, y, batch_size=workload.batch_size, verbose=0, callbacks=[first])
+    print(json.dumps({"cold_first_step_seconds": first.seconds}), flush=True)
 
 
 def measure(name: str, shares: Sequence[float]) -> None:
@@ -169,16 +200,17 @@ class _FirstStep(keras.callbacks.Callback):
 def _table(rows: Sequence[dict]) -> Table:
     table = Table(title="Budgets between resident bytes and the keep-everything peak, on this machine", title_justify="left")
     for column in ("workload", "share", "budget", "simulated", "measured", "predicted", "step / plain", "kept / plain", "same bits",
-                   "first step", "saved plan", "plain's first"):
+                   "first step", "all cold", "saved plan", "plain's first"):
         table.add_column(column, justify="left" if column == "workload" else "right")
     for row in rows:
         cells = [row["workload"], f"{100 * row['share']:.0f} %", format_bytes(row["budget"])]
         if "ratio" in row:
             cells += [format_bytes(row["simulated_peak"]), format_bytes(row["measured_peak"]),
                       f"+{100 * row['predicted_overhead']:.1f} %", f"{row['ratio']:.2f}", f"{row['keep_ratio']:.2f}",
-                      "yes" if row["equal"] else "NO", f"{row['first_step_seconds']:.0f} s", f"{row['saved_plan_seconds']:.0f} s",
-                      f"{row['plain_first_seconds']:.0f} s"]
+                      "yes" if row["equal"] else "NO", f"{row['first_step_seconds']:.0f} s",
+                      f"{row['cold_first_step_seconds']:.0f} s" if "cold_first_step_seconds" in row else "",
+                      f"{row['saved_plan_seconds']:.0f} s", f"{row['plain_first_seconds']:.0f} s"]
         else:
-            cells += [f"needs {format_bytes(row['minimum'])}", "", "", "", f"{row['keep_ratio']:.2f}", "", "", "", ""]
+            cells += [f"needs {format_bytes(row['minimum'])}", "", "", "", f"{row['keep_ratio']:.2f}", "", "", "", "", ""]
         table.add_row(*cells)
     return table

@@ -3,10 +3,12 @@
 For each workload, in a process of its own under TensorFlow's best-fit allocator: plain Keras's peak; then, with everything kept
 and at each share of the way from resident bytes to the keep-everything peak, the planned peak in whole chunks beside the
 allocator's over three steps, and the planned time beside the step's, as ratios to keeping everything, interleaved.
-With a limit, each budget is also put on a process as the hard limit of its memory, in which `fit` runs twenty steps.
+Below stands where a tighter budget takes more memory or less time, which none should. With a limit, each budget is also put on a
+process as the hard limit of its memory, in which `fit` runs twenty steps.
 """
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -108,8 +110,26 @@ def run(names: Sequence[str], shares: Sequence[float], seconds: float, limit: bo
                 if as_json:
                     print(json.dumps(row), flush=True)
     if not as_json:
-        Console(highlight=False, width=150).print(_table(rows, limit))
+        console = Console(highlight=False, width=150)
+        console.print(_table(rows, limit))
+        found = cliffs(rows)
+        console.print("\n".join(found) if found else "As budgets tighten, no measured peak rises and no planned time falls.")
     return failed
+
+
+def cliffs(rows: Sequence[dict]) -> list[str]:
+    """Where, from one budget of a case to the next smaller one, the measured peak rises or the planned time falls."""
+    found = []
+    for case in dict.fromkeys((row["model"], row["batch"]) for row in rows):
+        planned = sorted((row for row in rows if (row["model"], row["batch"]) == case and "simulated" in row),
+                         key=lambda row: math.inf if row["share"] is None else row["share"], reverse=True)
+        for before, row in itertools.pairwise(planned):
+            where = f"{case[0]}, {case[1]}, at {100 * row['share']:.0f} %: the"
+            if row["measured"] > before["measured"]:
+                found.append(f"{where} measured peak rises from {format_bytes(before['measured'])} to {format_bytes(row['measured'])}")
+            if row["predicted"] < before["predicted"]:
+                found.append(f"{where} planned time falls from {100 * before['predicted']:+.2f} to {100 * row['predicted']:+.2f} %")
+    return found
 
 
 def _child(call: str, environment: dict[str, str]) -> tuple[list[dict], int]:
