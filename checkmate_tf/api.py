@@ -12,7 +12,7 @@ from checkmate_tf.bridge.trace import batch_specs
 from checkmate_tf.ir.errors import BudgetError, InfeasibleBudgetError, SolverError, UnsupportedError
 from checkmate_tf.ir.simulate import structural_floor
 from checkmate_tf.report import MemoryEstimate, Narrator
-from checkmate_tf.solvers import Limits, Solution, Solver
+from checkmate_tf.solvers import Limits, Solution, Solver, ahead
 
 
 def compile(model, budget: int | float | str | Solution, *, solver: str | Solver = "auto", time_limit: float = 60.0,
@@ -23,7 +23,7 @@ def compile(model, budget: int | float | str | Solution, *, solver: str | Solver
         included. An int is bytes; a text has a unit ("2GB" = 2e9, "2GiB" = 2**30); a float in (0, 1] is a fraction of
         the peak when nothing is recomputed; "auto" is the device's limit less 10 %; a saved Solution is that plan.
     solver: a name from `checkmate_tf.solvers.names()` or a solver object
-    time_limit: seconds for planning; the solver gets what tracing and pricing the step leave of it, and at least a third
+    time_limit: seconds for planning; the solver gets what tracing and pricing the step leave of it, and at least half
     profile: "auto" measures this device and caches the result; a name from `checkmate_tf.profiles.names()`, or a
         Profile
     verbose: 0 silent, 1 progress and the table, 2 a line a stage, "auto" as 1
@@ -60,6 +60,7 @@ def plan(model, budget: int | float | str, x, y=None, sample_weight=None, *, sol
     _check(model, solver, profile, time_limit, verbose)
     planning.check_budget(budget)
     with Narrator(verbose) as narrator:
+        ahead.start()
         prepared = _prepare(model, x, y, sample_weight, profile, narrator)
         narrator.stage("solving")
         return planning.solve_within(prepared, planning.budget_in_bytes(budget, prepared.base),

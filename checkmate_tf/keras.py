@@ -37,7 +37,7 @@ from checkmate_tf.ir.units import format_bytes
 from checkmate_tf.ir.verify import verify_plan
 from checkmate_tf.planning import Prepared
 from checkmate_tf.report import MemoryEstimate, Narrator, plan_table, recomputed_kinds
-from checkmate_tf.solvers import Limits, Solution, Solver, Status
+from checkmate_tf.solvers import Limits, Solution, Solver, Status, ahead
 
 _REPLANS = 4
 _CHECKED_RUNS = 3
@@ -45,7 +45,7 @@ _EXHAUSTED_SHARE = 0.1
 _SURPLUS_GROWTH = 1.25
 _MOST_REMEMBERED = 0.1           # of what is not resident
 _REPLAN_SHARE = 1 / 3            # of the time limit: training has begun and waits
-_LEAST_SEARCH_SHARE = 1 / 3      # of the time limit, however long tracing and pricing take
+_LEAST_SEARCH_SHARE = 1 / 2      # of the time limit, however long tracing and pricing take
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +125,7 @@ class PlannedSteps(abc.ABC):
         with self._undone_on_failure(unless=self._is_training):
             narrator = Narrator(self.settings.verbose)
             with narrator:
+                ahead.start()
                 started = time.monotonic()
                 prepared = self._prepared(data, narrator.stage)
                 left = self.settings.time_limit - (time.monotonic() - started)

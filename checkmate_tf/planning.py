@@ -37,7 +37,7 @@ from checkmate_tf.ir.repair import repaired
 from checkmate_tf.ir.simulate import Timeline, keep_all_timeline, simulate, structural_floor
 from checkmate_tf.ir.units import format_bytes, parse_bytes
 from checkmate_tf.profiles import Profile
-from checkmate_tf.solvers import Limits, Solution, Solver, Status, ignore_progress
+from checkmate_tf.solvers import Limits, Solution, Solver, Status, ahead, ignore_progress
 
 DEVICE_MARGIN = 0.1
 _ALLOWANCE = 0.05               # of what is not resident, left to the allocator in the first round
@@ -117,6 +117,7 @@ def prepare_function(function: Callable, data: Any, profile: Profile | str, narr
     narrate("tracing the training step")
     traced = trace(function, batch_specs(data), autograph)
     graph = extract(traced)
+    ahead.wait(narrate)          # what is compiled beside would be measured, too
     profile = device_profile.known(profile, traced, graph, narrate)
     graph = price(traced, graph, profile)
     here = batch_is_there or (profile.device, profile.software) == (measure.device_description(), measure.software())

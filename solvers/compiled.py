@@ -22,7 +22,7 @@ from numba.core.bytecode import FunctionIdentity
 
 _FILES = ("compiled.py", "slots.py", "drops.py", "moves.py", "fastsa.py")
 _NUMBER_BITS = 48
-_STAMP = hashlib.sha256(b"".join(pathlib.Path(__file__).with_name(name).read_bytes() for name in _FILES)).hexdigest()
+STAMP = hashlib.sha256(b"".join(pathlib.Path(__file__).with_name(name).read_bytes() for name in _FILES)).hexdigest()
 
 
 FunctionIdentity._unique_ids = itertools.count(secrets.randbits(_NUMBER_BITS))      # Numba offers no public way to say this
@@ -38,10 +38,25 @@ def leaf(function):
     return _cached(function, _nrt=False)
 
 
+def cache_folder() -> pathlib.Path | None:
+    """Where machine code is kept; None where there is no folder to write to."""
+    try:
+        dispatcher = numba.njit(cache=True)(_nothing)
+    except RuntimeError:
+        return None
+    folder = pathlib.Path(dispatcher._cache.cache_path)     # nor to ask this
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _nothing():
+    """What is never compiled."""
+
+
 def _cached(function, **options):
     try:
         dispatcher = numba.njit(cache=True, nogil=True, **options)(function)
     except RuntimeError:  # there is no folder to write to
         return numba.njit(nogil=True, **options)(function)
-    dispatcher._cache._cache_file._source_stamp = _STAMP  # nor to say this
+    dispatcher._cache._cache_file._source_stamp = STAMP  # nor to say this
     return dispatcher
