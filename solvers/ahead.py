@@ -15,14 +15,11 @@ import sys
 import threading
 from collections.abc import Callable
 
-import llvmlite.binding
-import numba
-
 from checkmate_tf.ir.graph import graph_from_instance
 from checkmate_tf.ir.simulate import keep_all_timeline, structural_floor
 from checkmate_tf.solvers import anneal, greedy, rebuild
 from checkmate_tf.solvers.base import Deadline
-from checkmate_tf.solvers.compiled import STAMP, cache_folder
+from checkmate_tf.solvers.compiled import cache_folder, made_for
 from checkmate_tf.solvers.layered import layered_instance
 
 _OPS = 40
@@ -73,9 +70,7 @@ def _mark() -> pathlib.Path | None:
     folder = cache_folder()
     if folder is None:
         return None
-    made_for = (STAMP, numba.__version__, platform.python_version(), llvmlite.binding.get_host_cpu_name(),
-                llvmlite.binding.get_host_cpu_features().flatten())
-    return folder / f"compiled-{hashlib.sha256(repr(made_for).encode()).hexdigest()[:16]}"
+    return folder / f"compiled-{hashlib.sha256(repr((platform.python_version(), made_for())).encode()).hexdigest()[:16]}"
 
 
 def _end(process: subprocess.Popen) -> None:

@@ -19,10 +19,11 @@ import secrets
 
 import numba
 from numba.core.bytecode import FunctionIdentity
+from numba.core.registry import cpu_target
 
 _FILES = ("compiled.py", "slots.py", "drops.py", "moves.py", "fastsa.py")
 _NUMBER_BITS = 48
-STAMP = hashlib.sha256(b"".join(pathlib.Path(__file__).with_name(name).read_bytes() for name in _FILES)).hexdigest()
+_STAMP = hashlib.sha256(b"".join(pathlib.Path(__file__).with_name(name).read_bytes() for name in _FILES)).hexdigest()
 
 
 FunctionIdentity._unique_ids = itertools.count(secrets.randbits(_NUMBER_BITS))      # Numba offers no public way to say this
@@ -49,6 +50,11 @@ def cache_folder() -> pathlib.Path | None:
     return folder
 
 
+def made_for() -> tuple:
+    """What machine code in the cache is good for: these sources, this Numba, this processor."""
+    return _STAMP, numba.__version__, cpu_target.target_context.codegen().magic_tuple()
+
+
 def _nothing():
     """What is never compiled."""
 
@@ -58,5 +64,5 @@ def _cached(function, **options):
         dispatcher = numba.njit(cache=True, nogil=True, **options)(function)
     except RuntimeError:  # there is no folder to write to
         return numba.njit(nogil=True, **options)(function)
-    dispatcher._cache._cache_file._source_stamp = STAMP  # nor to say this
+    dispatcher._cache._cache_file._source_stamp = _STAMP  # nor to say this
     return dispatcher
