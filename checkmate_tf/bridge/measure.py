@@ -14,7 +14,7 @@ import os
 import platform
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -37,7 +37,6 @@ _TINY_BYTES = 1 << 14
 _MARK_BYTES = 1 << 19
 _ONEDNN_SMALL_BYTES = 1 << 18
 _CHAIN_SECONDS = 0.004
-_ALIGNED = 64                    # numbers
 _MOST_COPIES = 16
 _MARK, _INPUT, _FIRST_COPY = "mark", "input_", "copy_0"
 
@@ -112,11 +111,10 @@ def measure(traced: Traced, operations: dict[OpKey, tf.Operation],
     """The cost of each of these ops; one whose kernel refuses made-up inputs is left out, with a warning."""
     costs = {}
     refused = []
-    numbers = _numbers_for(operations.values())
     for done, (key, operation) in enumerate(operations.items()):
         progress(done, len(operations))
         try:
-            costs[key] = _measure_one(traced, operation, numbers)
+            costs[key] = _measure_one(traced, operation)
         except tf.errors.AlreadyExistsError:
             warnings.warn("Somebody else is profiling, so what ops take could not be measured: it is modelled this time.", stacklevel=2)
             return {}
@@ -129,8 +127,8 @@ def measure(traced: Traced, operations: dict[OpKey, tf.Operation],
     return costs
 
 
-def _measure_one(traced: Traced, operation: tf.Operation, numbers: tf.Tensor) -> OpCost:
-    feeds = _made_up(operation, numbers)
+def _measure_one(traced: Traced, operation: tf.Operation) -> OpCost:
+    feeds = {position: _made_up(tensor) for position, tensor in enumerate(operation.inputs) if static_value(tensor) is None}
     seconds, asked = _watch(traced, operation, feeds)
     most_bytes, left_bytes = _held_bytes(asked)
     scratch_bytes = most_bytes - min(left_bytes, sum(in_granules(tensor_bytes(tensor)) for tensor in operation.outputs))
@@ -258,32 +256,10 @@ def _add_const(graph_def: tf.compat.v1.GraphDef, name: str, value: np.ndarray):
     return node
 
 
-def _numbers_for(operations: Iterable[tf.Operation]) -> tf.Tensor:
-    """As many random numbers as the ops read at most: to draw them for each op would take as long as to run it."""
-    most = max((sum(_room_for(tensor) for tensor in operation.inputs) for operation in operations), default=0)
-    return tf.random.stateless_uniform([most], [3, 4], 0.5, 1.5)
-
-
-def _room_for(tensor: tf.Tensor) -> int:
-    """So many numbers that what follows is aligned, too, and need not be copied; none where others are taken."""
-    is_drawn = (tensor.dtype.is_floating or tensor.dtype.is_complex) and static_value(tensor) is None
-    return -(-tensor.shape.num_elements() // _ALIGNED) * _ALIGNED if is_drawn else 0
-
-
-def _made_up(operation: tf.Operation, numbers: tf.Tensor) -> dict[int, tf.Tensor]:
-    """What the op is to read, by position, but for what is known beforehand: numbers of its own for each input, and zeros."""
-    feeds, taken = {}, 0
-    for position, tensor in enumerate(operation.inputs):
-        if static_value(tensor) is not None:
-            continue
-        room = _room_for(tensor)
-        if room:
-            part = tf.slice(numbers, [taken], [tensor.shape.num_elements()])
-            feeds[position] = tf.cast(tf.reshape(part, tensor.shape), tensor.dtype)
-            taken += room
-        else:
-            feeds[position] = tf.zeros(tensor.shape, tensor.dtype)
-    return feeds
+def _made_up(tensor: tf.Tensor) -> tf.Tensor:
+    if tensor.dtype.is_floating or tensor.dtype.is_complex:
+        return tf.cast(tf.random.stateless_uniform(tensor.shape, [3, 4], 0.5, 1.5), tensor.dtype)
+    return tf.zeros(tensor.shape, tensor.dtype)
 
 
 def _best_of(run: Callable[[], object], times: int) -> float:
