@@ -7,6 +7,7 @@ everything kept, every variable compared bit by bit. The last budget is then pla
 ops and of compiled code, are empty.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -44,12 +45,12 @@ def run(names: Sequence[str], shares: Sequence[float], as_json: bool = False) ->
         raise UnsupportedError(f"Known workloads are {', '.join(zoo.WORKLOADS)}. Received: {', '.join(unknown)}")
     rows = []
     for name in names or zoo.WORKLOADS:
-        finished = _child(f"measure({name!r}, {list(shares)!r})", {})
-        if finished.returncode != 0:
-            return finished.returncode
-        measured = _rows(finished)
-        if measured:
-            measured[-1] |= _cold(name, measured[-1]["budget"])
+        measured, code = child(f"benchmark.measure({name!r}, {list(shares)!r})", {})
+        if code == 0 and measured:
+            cold, code = _cold(name, measured[-1]["budget"])
+            measured[-1] |= cold
+        if code != 0:
+            return code
         rows += measured
         if as_json:
             print("\n".join(json.dumps(row) for row in measured), flush=True)
@@ -58,32 +59,34 @@ def run(names: Sequence[str], shares: Sequence[float], as_json: bool = False) ->
     return 0
 
 
-def _child(call: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-c", f"from checkmate_tf import benchmark; benchmark.{call}"], check=False,
-                          stdout=subprocess.PIPE, text=True, env=dict(os.environ, TF_CPU_ALLOCATOR_USE_BFC="true",
-                                                                      TF_CPP_MIN_LOG_LEVEL="3", **environment))
+def child(call: str, environment: Mapping[str, str]) -> tuple[list[dict], int]:
+    """(rows, exit code) of a function of this package that prints JSON lines, in a process under the best-fit allocator.
+
+    call: such as "benchmark.measure('VGG16', [0.5])"; environment: what else is to be set there
+    """
+    finished = subprocess.run([sys.executable, "-c", f"from checkmate_tf import {call.partition('.')[0]}; {call}"], check=False,
+                              stdout=subprocess.PIPE, text=True, env=dict(os.environ, TF_CPU_ALLOCATOR_USE_BFC="true",
+                                                                          TF_CPP_MIN_LOG_LEVEL="3", **environment))
+    return [json.loads(line) for line in finished.stdout.splitlines() if line.startswith("{")], finished.returncode
 
 
-def _rows(finished: subprocess.CompletedProcess) -> list[dict]:
-    return [json.loads(line) for line in finished.stdout.splitlines() if line.startswith("{")]
-
-
-def _cold(name: str, budget: int) -> dict:
-    """What `train_one_step` measures in a process whose caches are empty; nothing where there is no plan."""
+def _cold(name: str, budget: int) -> tuple[dict, int]:
+    """What `train_one_step` measures in a process whose caches are empty, and its exit code."""
     with tempfile.TemporaryDirectory() as cache:
-        finished = _child(f"train_one_step({name!r}, {budget})", {"XDG_CACHE_HOME": cache, "NUMBA_CACHE_DIR": cache})
-    return _rows(finished)[0] if finished.returncode == 0 else {}
+        rows, code = child(f"benchmark.train_one_step({name!r}, {budget})", {"XDG_CACHE_HOME": cache, "NUMBA_CACHE_DIR": cache})
+    return rows[-1] if rows else {}, code
 
 
 def train_one_step(name: str, budget: int) -> None:
-    """Prints how long it takes from `compile` to the end of the first step of `fit`, and no more of it."""
+    """Prints how long it takes from `compile` to the end of the first step of `fit`, and no more of it; null without a plan."""
     workload = zoo.WORKLOADS[name]
     keras.utils.set_random_seed(0)
     model = workload.model()
     x, y = workload.data(workload.batch_size)
     first = _FirstStep()
     checkmate_tf.compile(model, budget, verbose=0)
-    model.fit(x, y, batch_size=workload.batch_size, verbose=0, callbacks=[first])
+    with contextlib.suppress(checkmate_tf.InfeasibleBudgetError):         # told by the null
+        model.fit(x, y, batch_size=workload.batch_size, verbose=0, callbacks=[first])
     print(json.dumps({"cold_first_step_seconds": first.seconds}), flush=True)
 
 
@@ -197,6 +200,12 @@ class _FirstStep(keras.callbacks.Callback):
             self.seconds = time.monotonic() - self._started
 
 
+def _cold_cell(row: dict) -> str:
+    if "cold_first_step_seconds" not in row:
+        return ""
+    return "no plan" if row["cold_first_step_seconds"] is None else f"{row['cold_first_step_seconds']:.0f} s"
+
+
 def _table(rows: Sequence[dict]) -> Table:
     table = Table(title="Budgets between resident bytes and the keep-everything peak, on this machine", title_justify="left")
     for column in ("workload", "share", "budget", "simulated", "measured", "predicted", "step / plain", "kept / plain", "same bits",
@@ -208,7 +217,7 @@ def _table(rows: Sequence[dict]) -> Table:
             cells += [format_bytes(row["simulated_peak"]), format_bytes(row["measured_peak"]),
                       f"+{100 * row['predicted_overhead']:.1f} %", f"{row['ratio']:.2f}", f"{row['keep_ratio']:.2f}",
                       "yes" if row["equal"] else "NO", f"{row['first_step_seconds']:.0f} s",
-                      f"{row['cold_first_step_seconds']:.0f} s" if "cold_first_step_seconds" in row else "",
+                      _cold_cell(row),
                       f"{row['saved_plan_seconds']:.0f} s", f"{row['plain_first_seconds']:.0f} s"]
         else:
             cells += [f"needs {format_bytes(row['minimum'])}", "", "", "", f"{row['keep_ratio']:.2f}", "", "", "", "", ""]

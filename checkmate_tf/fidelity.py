@@ -11,9 +11,6 @@ import dataclasses
 import itertools
 import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 
 import keras
@@ -24,7 +21,7 @@ from rich.table import Table
 
 import checkmate_tf
 from checkmate_tf import planning, solvers, zoo
-from checkmate_tf.benchmark import ratios
+from checkmate_tf.benchmark import child, ratios
 from checkmate_tf.bridge import measure as device
 from checkmate_tf.bridge.emit import emit
 from checkmate_tf.ir.errors import CheckmateError, UnsupportedError
@@ -35,7 +32,6 @@ from checkmate_tf.solvers import Limits, ignore_progress
 MIB = 1 << 20
 _RUNS = 3
 _LIMITED_STEPS = 20
-_ENVIRONMENT = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPP_MIN_LOG_LEVEL": "3"}
 OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "SGD": lambda: keras.optimizers.SGD(0.001, momentum=0.9), "Adam": lambda: keras.optimizers.Adam(),
     "AdamW": lambda: keras.optimizers.AdamW(global_clipnorm=1.0)}
@@ -98,13 +94,13 @@ def run(names: Sequence[str], shares: Sequence[float], seconds: float, limit: bo
     rows, failed = [], 0
     for name in names or CASES:
         for size in CASES[name].batches:
-            lines, code = _child(f"measure({name!r}, {size}, {list(shares)!r}, {seconds})", {})
+            lines, code = child(f"fidelity.measure({name!r}, {size}, {list(shares)!r}, {seconds})", {})
             failed = failed or code
             for row in lines:
                 if limit and "simulated" in row and row["share"] is not None:
                     mebibytes = -(-row["budget"] // MIB)
-                    trained, code = _child(f"train({name!r}, {size}, {mebibytes * MIB}, {seconds})",
-                                           {"TF_CPU_BFC_MEM_LIMIT_IN_MB": str(mebibytes)})
+                    trained, code = child(f"fidelity.train({name!r}, {size}, {mebibytes * MIB}, {seconds})",
+                                          {"TF_CPU_BFC_MEM_LIMIT_IN_MB": str(mebibytes)})
                     row["limited"] = trained[-1]["limited"] if code == 0 and trained else f"died ({code})"
                 rows.append(row)
                 if as_json:
@@ -130,12 +126,6 @@ def cliffs(rows: Sequence[dict]) -> list[str]:
             if row["predicted"] < before["predicted"]:
                 found.append(f"{where} planned time falls from {100 * before['predicted']:+.2f} to {100 * row['predicted']:+.2f} %")
     return found
-
-
-def _child(call: str, environment: dict[str, str]) -> tuple[list[dict], int]:
-    finished = subprocess.run([sys.executable, "-c", f"from checkmate_tf import fidelity; fidelity.{call}"], check=False,
-                              stdout=subprocess.PIPE, text=True, env=dict(os.environ, **_ENVIRONMENT, **environment))
-    return [json.loads(line) for line in finished.stdout.splitlines() if line.startswith("{")], finished.returncode
 
 
 def _compiled(name: str, size: int) -> tuple[keras.Model, str]:

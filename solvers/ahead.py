@@ -1,8 +1,8 @@
 """Compiles the search before there is anything to search for, in a process of its own, once on a machine.
 
-Numba takes half a minute for it, more than many a search may take. So `start` begins with it beside other work, such as tracing,
-and `wait` is called before anything is measured or a clock runs. After that the machine code comes from the cache
-(`compiled` says where that is), and neither does anything.
+Numba takes half a minute for it, more than many a search may take. So `solve` has it done before its clock runs. Who has other work
+to do first, such as tracing, begins with it by `start`, and calls `wait` before anything is measured. Afterwards the machine code
+comes from the cache (`compiled` says where that is), and neither does anything.
 """
 
 import atexit
@@ -17,13 +17,12 @@ from collections.abc import Callable
 
 from checkmate_tf.ir.graph import graph_from_instance
 from checkmate_tf.ir.simulate import keep_all_timeline, structural_floor
-from checkmate_tf.solvers import anneal, greedy, rebuild
-from checkmate_tf.solvers.base import Deadline
 from checkmate_tf.solvers.compiled import cache_folder, made_for
 from checkmate_tf.solvers.layered import layered_instance
 
 _OPS = 40
 _SECONDS = 300.0                # after that it is given up
+_COMPILE = "from checkmate_tf.solvers import ahead; ahead.compile_all()"
 _lock = threading.Lock()
 _process: subprocess.Popen | None = None
 
@@ -35,8 +34,7 @@ def start() -> None:
         mark = _mark()
         if _process is None and mark is not None and not mark.exists():
             path = os.pathsep.join(entry for entry in sys.path if entry)
-            _process = subprocess.Popen([sys.executable, "-m", "checkmate_tf.solvers.ahead"], stdin=subprocess.DEVNULL,
-                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            _process = subprocess.Popen([sys.executable, "-c", _COMPILE], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                         env=dict(os.environ, PYTHONPATH=path), start_new_session=True)
             atexit.register(_end, _process)
 
@@ -54,6 +52,8 @@ def wait(narrate: Callable[[str], None] = lambda text: None) -> None:
 
 def compile_all() -> None:
     """Calls all that `auto` compiles, on a small graph, and leaves a mark in the cache."""
+    from checkmate_tf.solvers import anneal, greedy, rebuild        # they need `base`, which needs this module
+    from checkmate_tf.solvers.base import Deadline
     graph = graph_from_instance(layered_instance(_OPS))
     budget_bytes = (structural_floor(graph)[0] + keep_all_timeline(graph).peak_bytes) // 2
     first = next(greedy.attempts(graph, budget_bytes, Deadline(_SECONDS), 0))
@@ -77,7 +77,3 @@ def _end(process: subprocess.Popen) -> None:
     if process.poll() is None:
         process.kill()
         process.wait()
-
-
-if __name__ == "__main__":
-    compile_all()

@@ -20,6 +20,7 @@ from checkmate_tf.ir.plan import Compute, Free, Plan, plan_from_order
 from checkmate_tf.ir.simulate import Timeline, keep_all_timeline, simulate, structural_floor
 from checkmate_tf.ir.units import format_bytes
 from checkmate_tf.ir.verify import verify_graph, verify_plan
+from checkmate_tf.solvers import ahead
 
 
 class Status(enum.StrEnum):
@@ -235,11 +236,14 @@ def solve(graph: Graph, budget_bytes: int, solver: Solver, limits: Limits = Limi
           report: Report = ignore_progress) -> Solution:
     """Runs the solver and judges its answer.
 
-    A budget below the structural floor is answered without a search: infeasible. A solver that runs out of memory leaves the
-    latest plan that it has reported, if it tells plans. Raises GraphError for a malformed
-    graph, SolverError when the answer is no valid plan, breaks the budget, or beats its own bound.
+    The first call on a machine waits until the search is compiled, which the limits do not count (`ahead`). A budget below the
+    structural floor is answered without a search: infeasible. A solver that runs out of memory leaves the latest plan that it has
+    reported, if it tells plans. Raises GraphError for a malformed graph, SolverError when the answer is no valid plan, breaks the
+    budget, or beats its own bound.
     """
     verify_graph(graph)
+    ahead.start()
+    ahead.wait()
     started = time.monotonic()
     base = keep_all_timeline(graph)
     floor_bytes, _ = structural_floor(graph)

@@ -11,8 +11,9 @@ import tensorflow as tf
 import checkmate_tf
 from budgets import Recomputes, assert_same_variables, recompute, recomputations, tight_budget
 from checkmate_tf import (BudgetError, InfeasibleBudgetError, NotCompiledError, PlanError, ProfileError, SolverError,
-                          UnsupportedError)
+                          UnsupportedError, planning)
 from checkmate_tf.bridge import measure
+from checkmate_tf.ir.placement import Placement
 from checkmate_tf.solvers import Solution
 from networks import conv_net, digits, layers
 
@@ -125,6 +126,16 @@ def test_the_budget_that_an_error_calls_the_smallest_works(batch):
         model.train_on_batch(x, y)
     assert recomputations(model) > 0
     assert model.checkmate.measured_peak_bytes <= caught.value.minimum_bytes
+
+
+def test_a_budget_is_called_the_smallest_only_if_it_holds_where_nothing_has_been_before(batch, monkeypatch):
+    model = _sgd()
+    needs = checkmate_tf.estimate(model, *batch, profile="cpu", verbose=0)
+    monkeypatch.setattr(planning, "place", lambda *arguments: Placement(1 << 40, 1 << 40))
+    checkmate_tf.compile(model, 1000, **QUIET)
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        model.train_on_batch(*batch)
+    assert caught.value.minimum_bytes >= needs.keep_all_peak_bytes          # no plan is as small there
 
 
 def test_a_solver_that_finds_nothing_is_told_apart_from_a_proof(batch):
