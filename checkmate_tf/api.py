@@ -64,7 +64,7 @@ def plan(model, budget: int | float | str, x, y=None, sample_weight=None, *, sol
         prepared = _prepare(model, x, y, sample_weight, profile, narrator)
         narrator.stage("solving")
         return planning.solve_within(prepared, planning.budget_in_bytes(budget, prepared.base),
-                                     planning.get_solver(solver), Limits(seconds=float(time_limit)),
+                                     planning.get_solver(solver), planning.limits_for(solver, float(time_limit)),
                                      functools.partial(narrator.solving, prepared.base.seconds))
 
 
@@ -146,7 +146,7 @@ def max_batch_size(model, budget: int | float | str, x, y=None, *, sample_weight
             or isinstance(max_overhead, (int, float)) and not isinstance(max_overhead, bool) and max_overhead >= 0):
         raise BudgetError('The overhead allowed is a share of a step\'s time such as 0.1, "forward", or None for any. '
                           f"Received: max_overhead={max_overhead!r}")
-    chosen, limits = planning.get_solver(solver), Limits(seconds=float(time_limit))
+    chosen, limits = planning.get_solver(solver), planning.limits_for(solver, float(time_limit))
     specs, batch_size = batches.resized(batch_specs(_data(x, y, sample_weight)))
     with Narrator(verbose) as narrator:
         planning.build(model, specs)

@@ -163,7 +163,8 @@ def measure(name: str, size: int, shares: Sequence[float], seconds: float) -> No
         budget_bytes = int(graph.resident_bytes + share * (base.peak_bytes - graph.resident_bytes))
         prepared.places.look_again(keep)
         try:
-            solution = planning.solve_within(prepared, budget_bytes, solvers.get("auto"), Limits(seconds=seconds), ignore_progress)
+            solution = planning.solve_within(prepared, budget_bytes, solvers.get("auto"), planning.limits_for("auto", seconds),
+                                             ignore_progress)
         except CheckmateError as error:
             rows.append(common | {"share": share, "budget": budget_bytes, "error": str(error).splitlines()[0]})
             continue

@@ -129,7 +129,7 @@ class PlannedSteps(abc.ABC):
                 started = time.monotonic()
                 prepared = self._prepared(data, narrator.stage)
                 left = self.settings.time_limit - (time.monotonic() - started)
-                limits = Limits(seconds=max(_LEAST_SEARCH_SHARE * self.settings.time_limit, left))
+                limits = planning.limits_for(self.settings.solver, max(_LEAST_SEARCH_SHARE * self.settings.time_limit, left))
                 surplus_bytes = prepared.profile.surplus.get(prepared.graph.key, 0)
                 solution = self._first_solution(prepared, narrator, limits, surplus_bytes)
                 narrator.stage("writing the step")
@@ -261,7 +261,7 @@ class PlannedSteps(abc.ABC):
         narrator.say(f"{reason} Planning again for {format_bytes(old.budget_bytes - step.surplus_bytes)}.")
         with self._undone_on_failure(unless=self._is_training), narrator:
             try:
-                limits = Limits(seconds=_REPLAN_SHARE * self.settings.time_limit)
+                limits = planning.limits_for(self.settings.solver, _REPLAN_SHARE * self.settings.time_limit)
                 if step.replans > _REPLANS:
                     raise planning.infeasible(step.prepared, old.budget_bytes, planning.get_solver(self.settings.solver),
                                               limits, step.surplus_bytes)

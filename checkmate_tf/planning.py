@@ -48,6 +48,8 @@ _ROUND_SHARE = 0.4              # of the time that is left, in each but the last
 _MOST_RAISES = 1                # of the target, when nothing is found, before the limit itself
 _MOST_PLACED = 30
 _REPAIR_SHARE = 0.08            # of the time, in each round
+_BETTER_SHARE = 0.4             # of the time, in which a cheaper plan is looked for when one fits
+_ENOUGH = 0.003                 # of a step's time above the bound: less than anybody can measure
 _MARGIN = 0.1                   # of what is not resident, on a budget that an error says will do
 _MINIMUM_SEARCH_STEPS = 6
 _MINIMUM_SEARCH_SHARE = 0.05
@@ -130,6 +132,12 @@ def prepare_function(function: Callable, data: Any, profile: Profile | str, narr
     return Prepared(traced, graph, residents, keep_all_timeline(graph), profile, places)
 
 
+def limits_for(solver: Solver | str, seconds: float) -> Limits:
+    """The time, and where to stop before it: the default planner near enough to its bound, since the plan has yet to fit when
+    placed; a solver that was asked for by name where it always does."""
+    return Limits(seconds, gap=_ENOUGH) if solver == "auto" else Limits(seconds)
+
+
 def check_budget(budget: Any) -> None:
     """Raises BudgetError for what cannot be a budget, without knowing the model."""
     if isinstance(budget, Solution):
@@ -172,10 +180,10 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
 
     Each round solves for a target below that and places the plans that were the best at some time, the cheapest first.
     Where all take more, the order of the one that comes closest is repaired for a while; then the next target is as much
-    lower as it still takes more. Where there is no plan, it is higher. The time limit is for all rounds. A plan fits if it
-    leaves a small reserve to what else comes and goes while a step runs. If none of the plans found fits when placed, the one
-    that comes closest is the answer, and a measurement decides. Raises
-    InfeasibleBudgetError without any plan.
+    lower as it still takes more, or as the cheapest takes, where only a dearer one fits and there is time. Where there is no
+    plan, it is higher. The time limit is for all rounds. A plan fits if it leaves a small reserve to what else comes and goes
+    while a step runs. If none of the plans found fits when placed, the one that comes closest is the answer, and a measurement
+    decides. Raises InfeasibleBudgetError without any plan.
     """
     limit_bytes = budget_bytes - surplus_bytes
     spread = max(0, limit_bytes - prepared.residents.total)
@@ -185,9 +193,10 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
         target_bytes = limit_bytes - int(_ALLOWANCE * spread)
         wanted_bytes = limit_bytes - int(_RESERVE * spread)
     too_low_bytes, closest = 0, None
-    deadline = time.monotonic() + limits.seconds
+    started = time.monotonic()
+    deadline = started + limits.seconds
     if before is not None and before.peak_bytes <= wanted_bytes:
-        placed = _best_placed(prepared, before, (), wanted_bytes)
+        placed, _ = _best_placed(prepared, before, (), wanted_bytes)
         closest = _repaired(prepared, placed, wanted_bytes, _REPAIR_SHARE * limits.seconds, limits.seed)
         if closest.placed_peak_bytes <= wanted_bytes:
             return closest
@@ -202,14 +211,18 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
             if target_bytes >= limit_bytes:
                 break
         else:
-            found = _repaired(prepared, _best_placed(prepared, solution, orders, wanted_bytes), wanted_bytes,
+            placed, cheapest_bytes = _best_placed(prepared, solution, orders, wanted_bytes)
+            found = _repaired(prepared, placed, wanted_bytes,
                               min(_REPAIR_SHARE * limits.seconds, max(0.0, deadline - time.monotonic())), shared.seed)
-            if closest is None or found.placed_peak_bytes < closest.placed_peak_bytes:
+            fits = found.placed_peak_bytes <= wanted_bytes
+            if closest is None or _rank(found, wanted_bytes) < _rank(closest, wanted_bytes):
                 closest = dataclasses.replace(found, budget_bytes=budget_bytes)
-            if closest.placed_peak_bytes <= wanted_bytes:
+            is_cheap = closest.seconds <= (1 + _ENOUGH) * solution.seconds
+            is_late = time.monotonic() - started > _BETTER_SHARE * limits.seconds
+            if closest.placed_peak_bytes <= wanted_bytes and (is_cheap or is_late):
                 return closest
-            over_bytes = found.placed_peak_bytes - wanted_bytes
-            target_bytes = min(target_bytes, found.peak_bytes) - max(over_bytes, int(_LEAST_STEP * spread))
+            over_bytes = (cheapest_bytes if fits else found.placed_peak_bytes) - wanted_bytes
+            target_bytes = min(target_bytes, solution.peak_bytes if fits else found.peak_bytes) - max(over_bytes, int(_LEAST_STEP * spread))
         if target_bytes <= too_low_bytes:  # somewhere between what failed and what was found, with another seed
             highest_bytes = limit_bytes if closest is None else closest.peak_bytes
             is_last = closest is None and number >= _MOST_RAISES
@@ -218,7 +231,7 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
             break
     if closest is None and place_keep_all(prepared, limit_bytes) <= limit_bytes:     # where a solver gave up for another reason
         kept = solvers.solve(prepared.graph, limit_bytes, solvers.get("keep_all"), limits, report)
-        return dataclasses.replace(_best_placed(prepared, kept, (), limit_bytes), budget_bytes=budget_bytes)
+        return dataclasses.replace(_best_placed(prepared, kept, (), limit_bytes)[0], budget_bytes=budget_bytes)
     if closest is None and surplus_bytes > _LEAST_STEP * spread:  # another plan may well take less beyond its placement
         halved = dataclasses.replace(limits, seconds=limits.seconds / 2, seed=limits.seed + _ROUNDS)
         return solve_within(prepared, budget_bytes, solver, halved, report, surplus_bytes // 2)
@@ -236,13 +249,21 @@ def _noting(orders: list[tuple[int, ...]], report):
     return noting
 
 
-def _best_placed(prepared: Prepared, solution: Solution, orders: Sequence[tuple[int, ...]], limit_bytes: int) -> Solution:
-    """Of a solution and the plans that came before it, dearer ones first, the cheapest that fits when placed; the one that
-    comes closest if none does."""
-    best = None
+def _rank(placed: Solution, limit_bytes: int) -> tuple[bool, float]:
+    """Lower is better: the cheapest that fits, or else the one that comes closest."""
+    fits = placed.placed_peak_bytes <= limit_bytes
+    return not fits, placed.seconds if fits else placed.placed_peak_bytes
+
+
+def _best_placed(prepared: Prepared, solution: Solution, orders: Sequence[tuple[int, ...]],
+                 limit_bytes: int) -> tuple[Solution, int]:
+    """Of a solution and the plans that came before it, dearer ones first, the cheapest that fits when placed, or the one that
+    comes closest if none does; and what the solution itself takes."""
+    best, cheapest_bytes = None, None
     for order in [solution.plan.order, *reversed(orders)][:_MOST_PLACED]:
         plan = plan_from_order(prepared.graph, order)
         placed_bytes = prepared.places.placed_bytes(plan, limit_bytes)
+        cheapest_bytes = placed_bytes if cheapest_bytes is None else cheapest_bytes
         if best is None or placed_bytes < best.placed_peak_bytes:
             best = dataclasses.replace(solution, plan=plan, timeline=simulate(prepared.graph, plan),
                                        stats={**solution.stats, "placed_peak_bytes": placed_bytes})
@@ -250,7 +271,7 @@ def _best_placed(prepared: Prepared, solution: Solution, orders: Sequence[tuple[
             break
     if best.seconds > solution.seconds and best.status is Status.OPTIMAL:
         best = dataclasses.replace(best, status=Status.FEASIBLE)
-    return best
+    return best, cheapest_bytes
 
 
 def _repaired(prepared: Prepared, solution: Solution, limit_bytes: int, seconds: float, seed: int) -> Solution:
@@ -334,7 +355,7 @@ def _smallest_reached(prepared: Prepared, solver: Solver, limits: Limits, above_
         orders: list[tuple[int, ...]] = []
         found = solvers.solve(prepared.graph, middle, solver, quick, _noting(orders, ignore_progress))
         if found.plan is not None:
-            found = _repaired(prepared, _best_placed(prepared, found, orders, middle), middle, quick.seconds / 3, 0)
+            found = _repaired(prepared, _best_placed(prepared, found, orders, middle)[0], middle, quick.seconds / 3, 0)
         reached = math.inf if found.plan is None else max(
             found.placed_peak_bytes, place(prepared.graph, found.plan, empty).peak_bytes)
         low, high = (low, reached) if reached < high else (middle, high)

@@ -23,6 +23,9 @@ from checkmate_tf.ir.verify import verify_graph, verify_plan
 from checkmate_tf.solvers import ahead
 
 
+_PROOF = 5e-6                  # the relative gap that is taken for rounding
+
+
 class Status(enum.StrEnum):
     """What is known about the problem; why the solver stopped is a separate fact."""
 
@@ -51,10 +54,11 @@ class StoppedBy(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
-    """The same for all solvers: wall-clock seconds, relative gap at which to stop, threads, random seed."""
+    """The same for all solvers: wall-clock seconds, relative gap at which to stop (a wider one proves nothing), threads, random
+    seed."""
 
     seconds: float = 60.0
-    gap: float = 5e-6
+    gap: float = _PROOF
     threads: int = 2
     seed: int = 0
 
@@ -264,7 +268,7 @@ def solve(graph: Graph, budget_bytes: int, solver: Solver, limits: Limits = Limi
     if timeline.seconds < bound_seconds * (1 - 1e-9):
         raise SolverError(f"Solver {solver.name!r} claims the bound {bound_seconds} but returned a plan that takes "
                           f"{timeline.seconds}.")
-    proved = timeline.seconds <= bound_seconds * (1 + max(limits.gap, 1e-9))
+    proved = timeline.seconds <= bound_seconds * (1 + min(max(limits.gap, 1e-9), _PROOF))
     return Solution(Status.OPTIMAL if proved else Status.FEASIBLE, plan=plan, timeline=timeline, **common)
 
 

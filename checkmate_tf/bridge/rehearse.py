@@ -29,6 +29,7 @@ from checkmate_tf.bridge.trace import Traced
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.placement import ROUNDS, Layout, OutOfMemory, Requests, asked_by, joined, place
 from checkmate_tf.ir.plan import Plan, plan_from_order
+from checkmate_tf.ir.simulate import keep_all_timeline
 from checkmate_tf.ir.units import GRANULE_BYTES, in_granules
 
 _LEARNED_SHARE = 0.002          # of the peak: where the paper is off by more, the stretches are looked up
@@ -92,6 +93,7 @@ class Device:
         # Made beforehand: made in between, they would lie in the way.
         self._shapes = {size: _shape(size) for size in sizes}
         self._left_bytes = math.inf
+        self._most_bytes = keep_all_timeline(graph).peak_bytes - graph.resident_bytes
 
     def peak_bytes(self, plan: Plan) -> int:
         """The bytes that the plan's requests take, in whole chunks, beyond what is held now. Raises OutOfMemory."""
@@ -104,7 +106,7 @@ class Device:
 
     def stretches(self, plan: Plan, known: Iterable[tuple[int, int]] = ()) -> tuple[tuple[int, int], ...]:
         """(address, bytes) of free memory: what is known of it, the chunks that the plan's requests are served from, and
-        what is free right behind those, as far as memory lasts."""
+        what is free right behind those, as far as memory lasts or could be needed."""
         found, held = list(known), []
 
         def allocate(size: int) -> tf.Tensor:
@@ -119,14 +121,18 @@ class Device:
             # With all that is known taken, what goes on being served from right behind it belongs to it. The first
             # that is not is from elsewhere, a new region most likely, of which enough is taken to tell it is large.
             taken = joined(found)
-            largest = size = max((size for _, size in taken), default=0)
+            largest = max((size for _, size in taken), default=0)
             for _, known_size in sorted(taken, key=operator.itemgetter(1), reverse=True):
                 held.append(allocate(known_size))
-            while size >= _LEAST_STRETCH_BYTES:
-                held.append(allocate(size))
-                if not _belongs(found[-1][0], taken, joined(found)):
-                    size //= 2
-            held.append(allocate(2 * largest))
+            if largest < 2 * self._most_bytes:
+                size = part_bytes = min(largest, self._most_bytes)
+                behind_bytes = 0
+                while size >= _LEAST_STRETCH_BYTES and behind_bytes < self._most_bytes:
+                    held.append(allocate(size))
+                    behind_bytes += size
+                    if not _belongs(found[-1][0], taken, joined(found)):
+                        size //= 2
+                held.append(allocate(2 * part_bytes))
         return joined(found)
 
     def fences(self, size: int) -> list[tf.Tensor]:

@@ -3,7 +3,7 @@
 Which chunk a value is given depends on what has come back before it, so a plan's placed peak moves when some computation
 moves by a few steps, although its live bytes hardly do. From a plan, single runs are moved by random distances; a move
 stays if the placed peak is no higher. The runs are the same, and so is their time. A search, not a proof: it ends when
-the plan fits, or when its time is over. One try costs one placement, some milliseconds a thousand steps.
+the plan fits, when its time is over, or when at the pace so far that would not suffice. One try costs one placement, some milliseconds a thousand steps.
 """
 
 import random
@@ -18,6 +18,7 @@ from checkmate_tf.ir.verify import verify_plan
 _LARGE = 0.01                  # of the largest value: runs that make less are seldom worth moving
 _LARGE_SHARE = 0.8             # of the tries move a run that makes a large value
 _FARTHEST = 200
+_PACE_SHARE = 0.2              # of the time, after which the pace counts
 
 
 def repaired(graph: Graph, order: Sequence[int], placed_bytes: Callable[[Plan], int], limit_bytes: int, seconds: float,
@@ -25,13 +26,16 @@ def repaired(graph: Graph, order: Sequence[int], placed_bytes: Callable[[Plan], 
     """(a plan with the same runs, its placed peak): at most `limit_bytes` if the time suffices, and never more than that
     of the order given."""
     choices = random.Random(seed)
-    deadline = time.monotonic() + seconds
+    started = time.monotonic()
     order = list(order)
     plan = plan_from_order(graph, order)
-    least = placed_bytes(plan)
+    first = least = placed_bytes(plan)
     largest = max((value.bytes for value in graph.values), default=0)
     is_large = [any(graph.values[value].bytes >= _LARGE * largest for value in op.outputs) for op in graph.ops]
-    while least > limit_bytes and time.monotonic() < deadline:
+    while least > limit_bytes:
+        share = (time.monotonic() - started) / seconds if seconds > 0 else 1.0
+        if share >= 1 or share > _PACE_SHARE and first - least < share * (first - limit_bytes):
+            break
         moved = _moved(graph, order, is_large, choices)
         if moved is None:
             continue

@@ -37,6 +37,13 @@ def test_what_fits_already_is_left_alone():
     assert (plan.order, placed) == (graph.order, 5) and time.monotonic() - started < 30
 
 
+def test_what_gains_too_little_to_get_there_is_given_up():
+    graph = strategies.linear_net(3)
+    started = time.monotonic()
+    plan, placed = repaired(graph, graph.order, lambda plan: 9, 5, 20.0)
+    assert (sorted(plan.order), placed) == (sorted(graph.order), 9) and time.monotonic() - started < 15
+
+
 @settings(deadline=None, max_examples=40)
 @given(graph=strategies.graphs(1, 10), borders=st.sets(st.integers(0, 9)), seed=st.integers(0, 99))
 def test_the_runs_stay_the_same_and_the_plan_valid(graph, borders, seed):

@@ -240,6 +240,11 @@ class TestJudge:
         assert self.judged(100, order=order).status is Status.FEASIBLE
         assert self.judged(100, order=order, bound_seconds=8.0).status is Status.OPTIMAL
 
+    def test_near_enough_to_the_bound_to_stop_is_not_optimality(self):
+        answer = Answer((0, *self.GRAPH.order), StoppedBy.DONE, bound_seconds=7.999)
+        solution = solvers.solve(self.GRAPH, 100, Claims(answer), Limits(gap=0.01))
+        assert solution.status is Status.FEASIBLE and 0 < solution.gap < 0.01
+
     def test_running_every_op_once_needs_no_bound_to_be_optimal(self):
         solution = self.judged(100, order=self.GRAPH.order)
         assert (solution.status, solution.overhead, solution.gap) == (Status.OPTIMAL, 0.0, 0.0)

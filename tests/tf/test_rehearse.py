@@ -110,6 +110,21 @@ def test_looking_again_finds_what_has_been_taken_since():
     del taken
 
 
+def looking_often():
+    prepared, _ = _prepared()
+    device, keep = Device(prepared.graph), plan_from_order(prepared.graph, prepared.graph.order)
+    found, reserved = (), []
+    for _ in range(16):
+        measure.reset_peak()
+        found = device.stretches(keep, found)
+        reserved.append(measure.measured_memory()[1])
+    assert reserved[-1] <= 2 * reserved[3], reserved
+
+
+def test_looking_often_takes_no_more_than_looking_once():
+    _in_a_process_of_its_own("looking_often")
+
+
 def test_a_plan_leaves_a_reserve_where_it_can():
     # Where other tests have left free memory in pieces of all sizes, there may be no plan that does.
     _in_a_process_of_its_own("a_plan_leaves_a_reserve")

@@ -1,0 +1,76 @@
+"""How targets follow from where plans come to lie: rounds of `solve_within` with a solver and places made up."""
+
+import dataclasses
+
+from checkmate_tf import planning
+from checkmate_tf.ir.graph import GraphBuilder
+from checkmate_tf.ir.simulate import keep_all_timeline
+from checkmate_tf.solvers import Answer, Limits, Progress, Status, StoppedBy
+
+RESIDENT, KEEP, KEEP_LIVE, BUDGET = 1000, 10_000, 7001, 9000
+CHEAP, DEAR, CHEAP_TOO = (0, 1, 2, 3, 0, 4, 5, 6), (0, 1, 2, 3, 0, 0, 4, 5, 6), (0, 1, 4, 2, 3, 2, 5, 6)
+
+
+@dataclasses.dataclass
+class Places:
+    """What each order takes when placed; as much as keeping everything where nothing is said."""
+
+    placed: dict[tuple[int, ...], int]
+
+    def placed_bytes(self, plan, limit_bytes):
+        return self.placed.get(plan.order, KEEP)
+
+
+@dataclasses.dataclass
+class Script:
+    """A solver that tells and returns, call by call, what is written here."""
+
+    calls: list[tuple[tuple[int, ...], ...]]
+    targets: list[int] = dataclasses.field(default_factory=list)
+    name: str = "script"
+
+    def search(self, graph, budget_bytes, limits, report):
+        self.targets.append(budget_bytes)
+        orders = self.calls[len(self.targets) - 1]
+        for order in orders:
+            report(Progress(1.0, 0.0, 0.0, order))
+        return Answer(orders[-1], StoppedBy.DONE)
+
+
+def prepared(placed):
+    builder = GraphBuilder()
+    sources = [builder.op(f"source{number}", bytes=1500, seconds=1.0) for number in range(4)]
+    sums = [builder.op(f"sum{number}", sources[2 * number:2 * number + 2], bytes=1, seconds=1.0) for number in range(2)]
+    builder.op("total", sums, bytes=1, seconds=1.0)
+    graph = dataclasses.replace(builder.build(), resident_bytes=RESIDENT)
+    residents = planning.Residents(RESIDENT, 0, 0, 0, 0)
+    return planning.Prepared(None, graph, residents, keep_all_timeline(graph), None, Places(placed))
+
+
+def solved(placed, calls):
+    solver = Script(calls)
+    return planning.solve_within(prepared(placed), BUDGET, solver, Limits(seconds=10), lambda progress: None), solver.targets
+
+
+def test_a_plan_that_takes_more_when_placed_is_made_anew_for_as_much_less():
+    solution, targets = solved({CHEAP: 9500, CHEAP_TOO: 8000}, [(CHEAP,), (CHEAP_TOO,)])
+    assert solution.plan.order == CHEAP_TOO and solution.budget_bytes == BUDGET
+    wanted = BUDGET - (BUDGET - RESIDENT) // 100
+    assert targets[1] == KEEP_LIVE - (9500 - wanted)
+
+
+def test_where_only_a_dearer_plan_fits_a_cheaper_one_is_looked_for():
+    solution, targets = solved({DEAR: 8000, CHEAP: 9100, CHEAP_TOO: 8500}, [(DEAR, CHEAP), (CHEAP_TOO,)])
+    assert solution.plan.order == CHEAP_TOO and len(targets) == 2 and targets[1] < targets[0]
+
+
+def test_the_dearer_plan_is_the_answer_where_none_is_cheaper():
+    solution, targets = solved({DEAR: 8000, CHEAP: 9100, CHEAP_TOO: 9100}, [(DEAR, CHEAP)] + [(CHEAP_TOO,)] * 10)
+    assert solution.plan.order == DEAR and len(targets) > 1
+
+
+def test_near_enough_to_the_bound_is_not_called_optimal():
+    limits = planning.limits_for("auto", 5.0)
+    assert limits.seconds == 5.0 and limits.gap > planning.limits_for("ilp", 5.0).gap
+    solution, _ = solved({CHEAP: 8000}, [(CHEAP,)])
+    assert solution.status is Status.FEASIBLE
