@@ -38,17 +38,18 @@ from checkmate_tf.ir.simulate import Timeline, keep_all_timeline, simulate, stru
 from checkmate_tf.ir.units import format_bytes, parse_bytes
 from checkmate_tf.profiles import Profile
 from checkmate_tf.solvers import Limits, Solution, Solver, Status, ahead, ignore_progress
+from checkmate_tf.targets import Targets
 
 DEVICE_MARGIN = 0.1
 _ALLOWANCE = 0.05               # of what is not resident, left to the allocator in the first round
 _RESERVE = 0.01                 # of what is not resident, left to what else comes and goes, if there is a plan that leaves it
 _LEAST_STEP = 0.005             # of what is not resident, by which a target changes from round to round
 _ROUNDS = 8
-_ROUND_SHARE = 0.4              # of the time that is left, in each but the last
-_MOST_RAISES = 1                # of the target, when nothing is found, before the limit itself
+_ROUND_SHARE = 0.25             # of the time that is left, in each but the last
 _MOST_PLACED = 30
 _REPAIR_SHARE = 0.08            # of the time, in each round
-_BETTER_SHARE = 0.4             # of the time, in which a cheaper plan is looked for when one fits
+_BETTER_SHARE = 0.5             # of the time, in which a cheaper plan is looked for when one fits
+_IMPATIENCE = 4                 # by how much more a cheaper plan must promise by then
 _ENOUGH = 0.003                 # of a step's time above the bound: less than anybody can measure
 _MARGIN = 0.1                   # of what is not resident, on a budget that an error says will do
 _MINIMUM_SEARCH_STEPS = 6
@@ -178,12 +179,12 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
 
     A solution from before, made when memory was free elsewhere, is repaired first, if that is all it needs.
 
-    Each round solves for a target below that and places the plans that were the best at some time, the cheapest first.
-    Where all take more, the order of the one that comes closest is repaired for a while; then the next target is as much
-    lower as it still takes more, or as the cheapest takes, where only a dearer one fits and there is time. Where there is no
-    plan, it is higher. The time limit is for all rounds. A plan fits if it leaves a small reserve to what else comes and goes
-    while a step runs. If none of the plans found fits when placed, the one that comes closest is the answer, and a measurement
-    decides. Raises InfeasibleBudgetError without any plan.
+    Each round solves for a target below that (`Targets` says which) and places the plans that were the best at some time, the
+    cheapest first. Where all take more, the order of the one that comes closest is repaired for a while. Where one fits, a
+    cheaper one is looked for as long as plans that did not fit promise much, the more the longer it takes. The time limit is
+    for all rounds. A plan fits if it leaves a small reserve to what else comes and goes while a step runs. If none of the plans
+    found fits when placed, the one that comes closest is the answer, and a measurement decides. Raises InfeasibleBudgetError
+    without any plan.
     """
     limit_bytes = budget_bytes - surplus_bytes
     spread = max(0, limit_bytes - prepared.residents.total)
@@ -192,7 +193,8 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
     else:
         target_bytes = limit_bytes - int(_ALLOWANCE * spread)
         wanted_bytes = limit_bytes - int(_RESERVE * spread)
-    too_low_bytes, closest = 0, None
+    targets = Targets(limit_bytes, target_bytes, int(_LEAST_STEP * spread))
+    closest, cheapest_seconds = None, math.inf
     started = time.monotonic()
     deadline = started + limits.seconds
     if before is not None and before.peak_bytes <= wanted_bytes:
@@ -205,29 +207,25 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
         seconds = left if number == _ROUNDS - 1 else _ROUND_SHARE * left
         shared = dataclasses.replace(limits, seconds=seconds, seed=limits.seed + number)
         orders: list[tuple[int, ...]] = []
-        solution = solvers.solve(prepared.graph, target_bytes, solver, shared, _noting(orders, report))
+        solution = solvers.solve(prepared.graph, targets.now, solver, shared, _noting(orders, report))
         if solution.plan is None:
-            too_low_bytes = target_bytes
-            if target_bytes >= limit_bytes:
-                break
+            goes_on = targets.no_plan()
         else:
             placed, cheapest_bytes = _best_placed(prepared, solution, orders, wanted_bytes)
             found = _repaired(prepared, placed, wanted_bytes,
                               min(_REPAIR_SHARE * limits.seconds, max(0.0, deadline - time.monotonic())), shared.seed)
-            fits = found.placed_peak_bytes <= wanted_bytes
             if closest is None or _rank(found, wanted_bytes) < _rank(closest, wanted_bytes):
                 closest = dataclasses.replace(found, budget_bytes=budget_bytes)
-            is_cheap = closest.seconds <= (1 + _ENOUGH) * solution.seconds
-            is_late = time.monotonic() - started > _BETTER_SHARE * limits.seconds
-            if closest.placed_peak_bytes <= wanted_bytes and (is_cheap or is_late):
+            cheapest_seconds = min(cheapest_seconds, solution.seconds)
+            fits = found.placed_peak_bytes <= wanted_bytes
+            goes_on = targets.placed(solution.peak_bytes if fits else found.peak_bytes,
+                                     (cheapest_bytes if fits else found.placed_peak_bytes) - wanted_bytes)
+        if closest is not None and closest.placed_peak_bytes <= wanted_bytes:
+            waited = (time.monotonic() - started) / (_BETTER_SHARE * limits.seconds)
+            is_cheap = closest.seconds <= (1 + _ENOUGH * (1 + _IMPATIENCE * waited)) * cheapest_seconds
+            if is_cheap or not goes_on or waited > 1:
                 return closest
-            over_bytes = (cheapest_bytes if fits else found.placed_peak_bytes) - wanted_bytes
-            target_bytes = min(target_bytes, solution.peak_bytes if fits else found.peak_bytes) - max(over_bytes, int(_LEAST_STEP * spread))
-        if target_bytes <= too_low_bytes:  # somewhere between what failed and what was found, with another seed
-            highest_bytes = limit_bytes if closest is None else closest.peak_bytes
-            is_last = closest is None and number >= _MOST_RAISES
-            target_bytes = highest_bytes if is_last else (too_low_bytes + highest_bytes + 1) // 2
-        if time.monotonic() >= deadline:
+        if not goes_on or time.monotonic() >= deadline:
             break
     if closest is None and place_keep_all(prepared, limit_bytes) <= limit_bytes:     # where a solver gave up for another reason
         kept = solvers.solve(prepared.graph, limit_bytes, solvers.get("keep_all"), limits, report)
