@@ -8,9 +8,10 @@ not fit: FREE and U follow by simulation, and a plan over the budget is thrown a
 The paper takes eps = 0.1 and the threshold 0.5, and suggests a search. Here each eps is a linear program and is tried
 with 19 thresholds; the cheapest plan that fits is the answer. The program is that of `programs.py`, whose rows are a
 little tighter than the paper's (7c): in full up to `exact_ops` ops, beyond that without FREE and U, with only the
-memory rows that hold for every plan in this order. HiGHS solves it, in a second for 70 ops, four for 180, and most of a
-minute for 350. PDLP, a first-order method that others take for large ones, was tried: at a tolerance of 1e-4 it calls
-keeping and running nothing a solution, and at 1e-6 it has none within a minute where HiGHS takes four seconds.
+memory rows that hold for every plan in this order. HiGHS solves it, in a second for 70 ops, two for 180, and some twelve for
+350. What others take for large ones was tried: its interior-point method takes ten times as long; PDLP, a first-order
+method, calls keeping and running nothing a solution at a tolerance of 1e-4, and at 1e-6 has none within a minute where the
+simplex method takes two seconds.
 
 Where little memory is left, all plans are over the budget: the paper's table leaves such budgets out of its means. Here
 the smallest of them are repaired by `fit`, and `stats` says `repaired`. What else had to be added: what must not run
