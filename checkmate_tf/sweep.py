@@ -6,6 +6,9 @@ A row is kept on disk under a fingerprint of all that it depends on: the graph w
 its options, the limits, and the code of the solvers. So a sweep that was interrupted goes on where it was, and a row for
 another graph, another profile or another version is never taken. An interrupt ends the processes; what they had
 not answered is not kept.
+
+A plan for a tighter budget is a plan for every wider one, and a bound for a wider budget holds for every tighter one. So a
+solver's row takes the cheaper plan and the higher bound of its neighbours' before it is told.
 """
 
 import concurrent.futures
@@ -13,6 +16,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import os
 import pathlib
 import pickle
@@ -31,7 +35,7 @@ from checkmate_tf import solvers as planners
 from checkmate_tf.ir.errors import SolverError
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.simulate import Timeline, keep_all_timeline, structural_floor
-from checkmate_tf.solvers import Limits, Solution, Solver
+from checkmate_tf.solvers import Limits, Solution, Solver, Status
 from checkmate_tf.worker import LENGTH
 
 COLUMNS = {"solver": "str", "budget_bytes": "int64", "peak_bytes": "Int64", "seconds": "float64", "overhead": "float64",
@@ -81,7 +85,10 @@ def sweep(graph: Graph, budgets: Sequence[int], solvers: Sequence[Solver], limit
             if number in files and not isinstance(answer, str):
                 _keep_row(files[number], rows[number])
             tell(len(rows), len(jobs), f"{solver.name} at {budget_bytes} bytes")
-    frame = pd.DataFrame([rows[number] | common for number in range(len(jobs))], columns=list(COLUMNS))
+    told = [rows[number] | common for number in range(len(jobs))]
+    for first in range(0, len(told), max(1, len(budgets))):
+        _share(told[first:first + len(budgets)], base)
+    frame = pd.DataFrame(told, columns=list(COLUMNS))
     return frame.astype(COLUMNS)
 
 
@@ -122,6 +129,23 @@ def _row(solver: Solver, budget_bytes: int, answer: Solution | str, base: Timeli
     if answer.plan is not None:
         row |= {"peak_bytes": answer.peak_bytes, "seconds": answer.seconds, "overhead": answer.overhead, "gap": answer.gap}
     return row
+
+
+def _share(rows: Sequence[dict], base: Timeline) -> None:
+    """Gives the rows of one solver what its rows for other budgets know."""
+    by_budget = sorted((row for row in rows if "solve_seconds" in row), key=lambda row: row["budget_bytes"])
+    best: dict = {}
+    for row in by_budget:
+        if row.get("seconds", math.inf) > best.get("seconds", math.inf):
+            row |= best | {"status": Status.FEASIBLE.value}
+        best = {name: row[name] for name in ("peak_bytes", "seconds", "overhead") if name in row}
+    bound = base.seconds
+    for row in reversed(by_budget):
+        row["bound"] = bound = max(bound, row["bound"])
+        if "seconds" in row:
+            row["gap"] = max(0.0, row["seconds"] / bound - 1) if bound > 0 else 0.0
+            if row["gap"] <= Limits().gap:
+                row["status"] = Status.OPTIMAL.value
 
 
 def _kept_row(path: pathlib.Path) -> dict | None:

@@ -90,6 +90,30 @@ def test_a_solver_that_cannot_travel_is_refused():
         sweep.sweep(training_chain(), [150], [Local()], LIMITS)
 
 
+@dataclasses.dataclass(frozen=True)
+class Knows:
+    """What it found for each budget: how often it runs the first op again, None without a plan, and a bound."""
+
+    found: tuple[tuple[int, int | None, float], ...]
+    name: str = "knows"
+
+    def search(self, graph, budget_bytes, limits, report):
+        again, bound = next((again, bound) for budget, again, bound in self.found if budget == budget_bytes)
+        order = None if again is None else (0,) * again + graph.order
+        return Answer(order, StoppedBy.TIME, bound)
+
+
+def test_plans_go_to_wider_budgets_and_bounds_to_tighter_ones():
+    graph = training_chain()
+    base = graph.seconds
+    solver = Knows(((400, 1, base), (500, 2, base), (600, None, base), (450, 2, base + 1)))
+    frame = sweep.sweep(graph, [400, 500, 600, 450], [solver], LIMITS).set_index("budget_bytes")
+    assert frame["seconds"].to_dict() == {400: base + 1, 450: base + 1, 500: base + 1, 600: base + 1}
+    assert frame["bound"].to_dict() == {400: base + 1, 450: base + 1, 500: base, 600: base}
+    assert frame["status"].to_dict() == {400: "optimal", 450: "optimal", 500: "feasible", 600: "feasible"}
+    assert frame["peak_bytes"].nunique() == 1 and frame["gap"][500] == pytest.approx(1 / base)
+
+
 def test_what_was_solved_is_not_solved_again(tmp_path):
     told = []
     first = run(training_chain(), [150, 180], "chen_greedy", cache=tmp_path, tell=lambda *done: told.append(done[:2]))
