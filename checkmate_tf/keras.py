@@ -44,7 +44,7 @@ _CHECKED_RUNS = 3
 _EXHAUSTED_SHARE = 0.1
 _SURPLUS_GROWTH = 1.25
 _MOST_REMEMBERED = 0.1           # of what is not resident
-_REPLAN_SHARE = 1 / 3            # of the time limit: training has begun and waits
+_REPLAN_SHARE = 1 / 2            # of the time limit: training has begun and waits
 _LEAST_SEARCH_SHARE = 1 / 2      # of the time limit, however long tracing and pricing take
 
 

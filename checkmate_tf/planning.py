@@ -202,14 +202,15 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
         closest = _repaired(prepared, placed, wanted_bytes, _REPAIR_SHARE * limits.seconds, limits.seed)
         if closest.placed_peak_bytes <= wanted_bytes:
             return closest
+    share = _ROUND_SHARE
     for number in range(_ROUNDS):
         left = max(0.0, deadline - time.monotonic())
-        seconds = left if number == _ROUNDS - 1 else _ROUND_SHARE * left
+        seconds = left if number == _ROUNDS - 1 else share * left
         shared = dataclasses.replace(limits, seconds=seconds, seed=limits.seed + number)
         orders: list[tuple[int, ...]] = []
         solution = solvers.solve(prepared.graph, targets.now, solver, shared, _noting(orders, report))
         if solution.plan is None:
-            goes_on = targets.no_plan()
+            goes_on, share = targets.no_plan(), min(1.0, 2 * share)
         else:
             placed, cheapest_bytes = _best_placed(prepared, solution, orders, wanted_bytes)
             found = _repaired(prepared, placed, wanted_bytes,

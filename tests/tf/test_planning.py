@@ -23,18 +23,20 @@ class Places:
 
 @dataclasses.dataclass
 class Script:
-    """A solver that tells and returns, call by call, what is written here."""
+    """A solver that tells and returns, call by call, what is written here; nothing where that is empty."""
 
     calls: list[tuple[tuple[int, ...], ...]]
     targets: list[int] = dataclasses.field(default_factory=list)
+    seconds: list[float] = dataclasses.field(default_factory=list)
     name: str = "script"
 
     def search(self, graph, budget_bytes, limits, report):
         self.targets.append(budget_bytes)
+        self.seconds.append(limits.seconds)
         orders = self.calls[len(self.targets) - 1]
         for order in orders:
             report(Progress(1.0, 0.0, 0.0, order))
-        return Answer(orders[-1], StoppedBy.DONE)
+        return Answer(orders[-1] if orders else None, StoppedBy.DONE)
 
 
 def prepared(placed):
@@ -67,6 +69,13 @@ def test_where_only_a_dearer_plan_fits_a_cheaper_one_is_looked_for():
 def test_the_dearer_plan_is_the_answer_where_none_is_cheaper():
     solution, targets = solved({DEAR: 8000, CHEAP: 9100, CHEAP_TOO: 9100}, [(DEAR, CHEAP)] + [(CHEAP_TOO,)] * 10)
     assert solution.plan.order == DEAR and len(targets) > 1
+
+
+def test_where_a_round_finds_nothing_the_next_one_has_more_time():
+    solver = Script([(), (CHEAP_TOO,)])
+    solution = planning.solve_within(prepared({CHEAP_TOO: 8000}), BUDGET, solver, Limits(seconds=10), lambda progress: None)
+    assert solution.plan.order == CHEAP_TOO
+    assert solver.targets[1] > solver.targets[0] and solver.seconds[1] > 1.2 * solver.seconds[0]
 
 
 def test_near_enough_to_the_bound_is_not_called_optimal():
