@@ -106,7 +106,8 @@ def tradeoff(model, x, y=None, *, sample_weight=None, budgets: Sequence[int | fl
     Columns: solver, budget_bytes, peak_bytes, seconds (of a step, predicted), overhead (seconds over those of keeping everything,
     minus 1), bound (no plan within the budget takes less seconds), gap (seconds over bound, minus 1), status, solve_seconds,
     stopped_by, floor_bytes, keep_all_bytes. Peaks are of live bytes; `plan` and `compile` leave room for what the allocator takes
-    beyond that. A budget that no plan fits is a row without peak and time, not an error.
+    beyond that. A plan for a tighter budget is one for a wider, so a row of `auto` takes it from another one where it is cheaper,
+    and the bound likewise the other way; other solvers are judged at each budget alone. A budget that no plan fits is a row without peak and time, not an error.
     """
     chosen = (solvers,) if isinstance(solvers, str) or callable(getattr(solvers, "search", None)) else tuple(solvers)
     for solver in chosen:
@@ -146,7 +147,9 @@ def max_batch_size(model, budget: int | float | str, x, y=None, *, sample_weight
             or isinstance(max_overhead, (int, float)) and not isinstance(max_overhead, bool) and max_overhead >= 0):
         raise BudgetError('The overhead allowed is a share of a step\'s time such as 0.1, "forward", or None for any. '
                           f"Received: max_overhead={max_overhead!r}")
-    chosen, limits = planning.get_solver(solver), planning.limits_for(solver, float(time_limit))
+    chosen = planning.get_solver(solver)
+    # What a plan may cost is compared to the digit.
+    limits = planning.limits_for(solver, float(time_limit)) if max_overhead is None else Limits(seconds=float(time_limit))
     specs, batch_size = batches.resized(batch_specs(_data(x, y, sample_weight)))
     with Narrator(verbose) as narrator:
         planning.build(model, specs)

@@ -27,7 +27,7 @@ from checkmate_tf.bridge.emit import emit
 from checkmate_tf.ir.errors import CheckmateError, UnsupportedError
 from checkmate_tf.ir.plan import plan_from_order
 from checkmate_tf.ir.units import format_bytes
-from checkmate_tf.solvers import Limits, ignore_progress
+from checkmate_tf.solvers import ignore_progress
 
 MIB = 1 << 20
 _RUNS = 3

@@ -37,7 +37,7 @@ from checkmate_tf.ir.repair import repaired
 from checkmate_tf.ir.simulate import Timeline, keep_all_timeline, simulate, structural_floor
 from checkmate_tf.ir.units import format_bytes, parse_bytes
 from checkmate_tf.profiles import Profile
-from checkmate_tf.solvers import Limits, Solution, Solver, Status, ahead, ignore_progress
+from checkmate_tf.solvers import Limits, Solution, Solver, Status, StoppedBy, ahead, ignore_progress
 from checkmate_tf.targets import Targets
 
 DEVICE_MARGIN = 0.1
@@ -45,7 +45,8 @@ _ALLOWANCE = 0.05               # of what is not resident, left to the allocator
 _RESERVE = 0.01                 # of what is not resident, left to what else comes and goes, if there is a plan that leaves it
 _LEAST_STEP = 0.005             # of what is not resident, by which a target changes from round to round
 _ROUNDS = 8
-_ROUND_SHARE = 0.25             # of the time that is left, in each but the last
+_ROUND_SHARE = 0.25             # of the time that is left, in each but the last; twice as much after one that finds nothing,
+_MOST_SHARE = 0.8               # up to this
 _MOST_PLACED = 30
 _REPAIR_SHARE = 0.08            # of the time, in each round
 _BETTER_SHARE = 0.5             # of the time, in which a cheaper plan is looked for when one fits
@@ -196,37 +197,45 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
     targets = Targets(limit_bytes, target_bytes, int(_LEAST_STEP * spread))
     closest, cheapest_seconds = None, math.inf
     started = time.monotonic()
-    deadline = started + limits.seconds
+    repair_seconds = _REPAIR_SHARE * limits.seconds
     if before is not None and before.peak_bytes <= wanted_bytes:
         placed, _ = _best_placed(prepared, before, (), wanted_bytes)
-        closest = _repaired(prepared, placed, wanted_bytes, _REPAIR_SHARE * limits.seconds, limits.seed)
+        closest = _repaired(prepared, placed, wanted_bytes, repair_seconds, limits.seed)
         if closest.placed_peak_bytes <= wanted_bytes:
             return closest
     share = _ROUND_SHARE
     for number in range(_ROUNDS):
-        left = max(0.0, deadline - time.monotonic())
-        seconds = left if number == _ROUNDS - 1 else share * left
-        shared = dataclasses.replace(limits, seconds=seconds, seed=limits.seed + number)
+        fits = closest is not None and closest.placed_peak_bytes <= wanted_bytes
+        end = started + (_BETTER_SHARE if fits else 1 - _REPAIR_SHARE) * limits.seconds
+        left = max(0.0, end - time.monotonic())
+        shared = dataclasses.replace(limits, seconds=left if number == _ROUNDS - 1 else share * left, seed=limits.seed + number)
         orders: list[tuple[int, ...]] = []
-        solution = solvers.solve(prepared.graph, targets.now, solver, shared, _noting(orders, report))
+        try:
+            solution = solvers.solve(prepared.graph, targets.now, solver, shared, _noting(orders, report))
+        except KeyboardInterrupt:
+            if not fits:
+                raise
+            return closest
         if solution.plan is None:
-            goes_on, share = targets.no_plan(), min(1.0, 2 * share)
+            goes_on = targets.no_plan()
+            if solution.status is Status.UNKNOWN:
+                share = min(_MOST_SHARE, 2 * share)
         else:
+            share = _ROUND_SHARE
             placed, cheapest_bytes = _best_placed(prepared, solution, orders, wanted_bytes)
-            found = _repaired(prepared, placed, wanted_bytes,
-                              min(_REPAIR_SHARE * limits.seconds, max(0.0, deadline - time.monotonic())), shared.seed)
+            found = _repaired(prepared, placed, wanted_bytes, repair_seconds, shared.seed)
             if closest is None or _rank(found, wanted_bytes) < _rank(closest, wanted_bytes):
                 closest = dataclasses.replace(found, budget_bytes=budget_bytes)
             cheapest_seconds = min(cheapest_seconds, solution.seconds)
-            fits = found.placed_peak_bytes <= wanted_bytes
-            goes_on = targets.placed(solution.peak_bytes if fits else found.peak_bytes,
-                                     (cheapest_bytes if fits else found.placed_peak_bytes) - wanted_bytes)
+            is_dearer = found.placed_peak_bytes <= wanted_bytes and found.seconds > solution.seconds
+            goes_on = targets.placed(*((solution.peak_bytes, cheapest_bytes - wanted_bytes) if is_dearer else
+                                       (found.peak_bytes, found.placed_peak_bytes - wanted_bytes)))
+        waited = (time.monotonic() - started) / limits.seconds
         if closest is not None and closest.placed_peak_bytes <= wanted_bytes:
-            waited = (time.monotonic() - started) / (_BETTER_SHARE * limits.seconds)
-            is_cheap = closest.seconds <= (1 + _ENOUGH * (1 + _IMPATIENCE * waited)) * cheapest_seconds
-            if is_cheap or not goes_on or waited > 1:
+            enough = _ENOUGH * (1 + _IMPATIENCE * waited / _BETTER_SHARE)
+            if closest.seconds <= (1 + enough) * cheapest_seconds or waited >= _BETTER_SHARE:
                 return closest
-        if not goes_on or time.monotonic() >= deadline:
+        if not goes_on or waited >= 1 - _REPAIR_SHARE or solution.stopped_by is StoppedBy.INTERRUPT:
             break
     if closest is None and place_keep_all(prepared, limit_bytes) <= limit_bytes:     # where a solver gave up for another reason
         kept = solvers.solve(prepared.graph, limit_bytes, solvers.get("keep_all"), limits, report)

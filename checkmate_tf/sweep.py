@@ -8,7 +8,8 @@ another graph, another profile or another version is never taken. An interrupt e
 not answered is not kept.
 
 A plan for a tighter budget is a plan for every wider one, and a bound for a wider budget holds for every tighter one. So a
-solver's row takes the cheaper plan and the higher bound of its neighbours' before it is told.
+row of `auto` takes the cheaper plan and the higher bound of its neighbours' before it is told. The solvers that it is held
+against are judged at each budget alone, as published.
 """
 
 import concurrent.futures
@@ -42,6 +43,7 @@ COLUMNS = {"solver": "str", "budget_bytes": "int64", "peak_bytes": "Int64", "sec
            "bound": "float64", "gap": "float64", "status": "str", "solve_seconds": "float64", "stopped_by": "str",
            "floor_bytes": "int64", "keep_all_bytes": "int64"}
 _BUDGETS = 10
+_SHARES = "auto"
 
 
 def sweep(graph: Graph, budgets: Sequence[int], solvers: Sequence[Solver], limits: Limits = Limits(), *,
@@ -86,8 +88,7 @@ def sweep(graph: Graph, budgets: Sequence[int], solvers: Sequence[Solver], limit
                 _keep_row(files[number], rows[number])
             tell(len(rows), len(jobs), f"{solver.name} at {budget_bytes} bytes")
     told = [rows[number] | common for number in range(len(jobs))]
-    for first in range(0, len(told), max(1, len(budgets))):
-        _share(told[first:first + len(budgets)], base)
+    _share([row for row in told if row["solver"] == _SHARES and "solve_seconds" in row], base)
     frame = pd.DataFrame(told, columns=list(COLUMNS))
     return frame.astype(COLUMNS)
 
@@ -132,8 +133,8 @@ def _row(solver: Solver, budget_bytes: int, answer: Solution | str, base: Timeli
 
 
 def _share(rows: Sequence[dict], base: Timeline) -> None:
-    """Gives the rows of one solver what its rows for other budgets know."""
-    by_budget = sorted((row for row in rows if "solve_seconds" in row), key=lambda row: row["budget_bytes"])
+    """Gives rows of one solver what its rows for other budgets know."""
+    by_budget = sorted(rows, key=lambda row: row["budget_bytes"])
     best: dict = {}
     for row in by_budget:
         if row.get("seconds", math.inf) > best.get("seconds", math.inf):
@@ -141,9 +142,11 @@ def _share(rows: Sequence[dict], base: Timeline) -> None:
         best = {name: row[name] for name in ("peak_bytes", "seconds", "overhead") if name in row}
     bound = base.seconds
     for row in reversed(by_budget):
-        row["bound"] = bound = max(bound, row["bound"])
-        if "seconds" in row:
-            row["gap"] = max(0.0, row["seconds"] / bound - 1) if bound > 0 else 0.0
+        bound = max(bound, row["bound"])
+        if "seconds" not in row:
+            row["bound"] = bound
+        elif bound <= row["seconds"] * (1 + Limits().gap):
+            row |= {"bound": bound, "gap": max(0.0, row["seconds"] / bound - 1) if bound > 0 else 0.0}
             if row["gap"] <= Limits().gap:
                 row["status"] = Status.OPTIMAL.value
 

@@ -34,6 +34,8 @@ class Targets:
         """The plan for the target has this peak alive, and takes so much more than wanted when placed (less where negative).
         False where no other target promises more."""
         self._rounds += 1
+        if peak_bytes <= self._too_low:         # the search for that one was just too short
+            self._too_low = 0
         if over_bytes <= 0:
             self._fits = max(self.now, self._fits or 0)
         else:

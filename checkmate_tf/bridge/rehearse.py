@@ -129,8 +129,9 @@ class Device:
                 behind_bytes = 0
                 while size >= _LEAST_STRETCH_BYTES and behind_bytes < self._most_bytes:
                     held.append(allocate(size))
-                    behind_bytes += size
-                    if not _belongs(found[-1][0], taken, joined(found)):
+                    if _belongs(found[-1][0], taken, joined(found)):
+                        behind_bytes += size
+                    else:
                         size //= 2
                 held.append(allocate(2 * part_bytes))
         return joined(found)

@@ -18,7 +18,7 @@ from checkmate_tf.ir.verify import verify_plan
 _LARGE = 0.01                  # of the largest value: runs that make less are seldom worth moving
 _LARGE_SHARE = 0.8             # of the tries move a run that makes a large value
 _FARTHEST = 200
-_PACE_SHARE = 0.2              # of the time, after which the pace counts
+_PACE_SHARE, _PACE_TRIES = 0.2, 200     # of the time, and tries, after which the pace counts
 
 
 def repaired(graph: Graph, order: Sequence[int], placed_bytes: Callable[[Plan], int], limit_bytes: int, seconds: float,
@@ -26,16 +26,18 @@ def repaired(graph: Graph, order: Sequence[int], placed_bytes: Callable[[Plan], 
     """(a plan with the same runs, its placed peak): at most `limit_bytes` if the time suffices, and never more than that
     of the order given."""
     choices = random.Random(seed)
-    started = time.monotonic()
     order = list(order)
     plan = plan_from_order(graph, order)
     first = least = placed_bytes(plan)
+    started, tries = time.monotonic(), 0
     largest = max((value.bytes for value in graph.values), default=0)
     is_large = [any(graph.values[value].bytes >= _LARGE * largest for value in op.outputs) for op in graph.ops]
     while least > limit_bytes:
         share = (time.monotonic() - started) / seconds if seconds > 0 else 1.0
-        if share >= 1 or share > _PACE_SHARE and first - least < share * (first - limit_bytes):
+        is_slow = share > _PACE_SHARE and tries >= _PACE_TRIES and first - least < share * (first - limit_bytes)
+        if share >= 1 or is_slow:
             break
+        tries += 1
         moved = _moved(graph, order, is_large, choices)
         if moved is None:
             continue

@@ -95,7 +95,7 @@ class Knows:
     """What it found for each budget: how often it runs the first op again, None without a plan, and a bound."""
 
     found: tuple[tuple[int, int | None, float], ...]
-    name: str = "knows"
+    name: str = "auto"
 
     def search(self, graph, budget_bytes, limits, report):
         again, bound = next((again, bound) for budget, again, bound in self.found if budget == budget_bytes)
@@ -112,6 +112,8 @@ def test_plans_go_to_wider_budgets_and_bounds_to_tighter_ones():
     assert frame["bound"].to_dict() == {400: base + 1, 450: base + 1, 500: base, 600: base}
     assert frame["status"].to_dict() == {400: "optimal", 450: "optimal", 500: "feasible", 600: "feasible"}
     assert frame["peak_bytes"].nunique() == 1 and frame["gap"][500] == pytest.approx(1 / base)
+    alone = sweep.sweep(graph, [400, 600], [dataclasses.replace(solver, name="knows")], LIMITS)
+    assert alone["seconds"].isna().tolist() == [False, True] and alone["bound"].tolist() == [base, base]
 
 
 def test_what_was_solved_is_not_solved_again(tmp_path):

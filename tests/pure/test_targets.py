@@ -35,3 +35,9 @@ def test_between_what_has_no_plan_and_what_takes_more_the_target_is_in_the_middl
     targets.no_plan()
     assert targets.placed(900, 200) and targets.now == 850
     assert targets.no_plan() and targets.now == 875
+
+
+def test_a_plan_below_what_seemed_too_low_shows_that_it_was_not():
+    targets = Targets(1000, 950, 10)
+    targets.no_plan()
+    assert targets.placed(900, 50) and targets.now == 850

@@ -5,7 +5,7 @@ import dataclasses
 from checkmate_tf import planning
 from checkmate_tf.ir.graph import GraphBuilder
 from checkmate_tf.ir.simulate import keep_all_timeline
-from checkmate_tf.solvers import Answer, Limits, Progress, Status, StoppedBy
+from checkmate_tf.solvers import Answer, Limits, Progress, StoppedBy
 
 RESIDENT, KEEP, KEEP_LIVE, BUDGET = 1000, 10_000, 7001, 9000
 CHEAP, DEAR, CHEAP_TOO = (0, 1, 2, 3, 0, 4, 5, 6), (0, 1, 2, 3, 0, 0, 4, 5, 6), (0, 1, 4, 2, 3, 2, 5, 6)
@@ -78,8 +78,32 @@ def test_where_a_round_finds_nothing_the_next_one_has_more_time():
     assert solver.targets[1] > solver.targets[0] and solver.seconds[1] > 1.2 * solver.seconds[0]
 
 
-def test_near_enough_to_the_bound_is_not_called_optimal():
-    limits = planning.limits_for("auto", 5.0)
-    assert limits.seconds == 5.0 and limits.gap > planning.limits_for("ilp", 5.0).gap
-    solution, _ = solved({CHEAP: 8000}, [(CHEAP,)])
-    assert solution.status is Status.FEASIBLE
+def test_near_enough_to_the_bound_is_where_auto_ends_and_others_do_not():
+    assert planning.limits_for("auto", 5.0).gap > planning.limits_for("ilp", 5.0).gap == Limits().gap
+
+
+@dataclasses.dataclass
+class Interrupted(Script):
+    """Somebody presses Ctrl-C in the second round, before it has a plan."""
+
+    def search(self, graph, budget_bytes, limits, report):
+        if self.targets:
+            raise KeyboardInterrupt
+        return super().search(graph, budget_bytes, limits, report)
+
+
+def test_an_interrupt_while_a_cheaper_plan_is_looked_for_leaves_the_dearer_one():
+    solver = Interrupted([(DEAR, CHEAP)])
+    places = prepared({DEAR: 8000, CHEAP: 9100})
+    solution = planning.solve_within(places, BUDGET, solver, Limits(seconds=10), lambda progress: None)
+    assert solution.plan.order == DEAR
+
+
+def test_after_an_interrupt_no_further_round_begins():
+    @dataclasses.dataclass
+    class Stopped(Script):
+        def search(self, graph, budget_bytes, limits, report):
+            return dataclasses.replace(super().search(graph, budget_bytes, limits, report), stopped_by=StoppedBy.INTERRUPT)
+    solver = Stopped([(DEAR, CHEAP)])
+    solution = planning.solve_within(prepared({DEAR: 8000, CHEAP: 9100}), BUDGET, solver, Limits(seconds=10), lambda progress: None)
+    assert solution.plan.order == DEAR and len(solver.targets) == 1
