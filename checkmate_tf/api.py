@@ -107,7 +107,8 @@ def tradeoff(model, x, y=None, *, sample_weight=None, budgets: Sequence[int | fl
     minus 1), bound (no plan within the budget takes less seconds), gap (seconds over bound, minus 1), status, solve_seconds,
     stopped_by, floor_bytes, keep_all_bytes. Peaks are of live bytes; `plan` and `compile` leave room for what the allocator takes
     beyond that. A plan for a tighter budget is one for a wider, so a row of `auto` takes it from another one where it is cheaper,
-    and the bound likewise the other way; other solvers are judged at each budget alone. A budget that no plan fits is a row without peak and time, not an error.
+    and the bound likewise the other way; other solvers are judged at each budget alone. A budget that no plan fits is a row
+    without peak and time, not an error.
     """
     chosen = (solvers,) if isinstance(solvers, str) or callable(getattr(solvers, "search", None)) else tuple(solvers)
     for solver in chosen:

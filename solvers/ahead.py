@@ -34,7 +34,8 @@ def start() -> None:
         mark = _mark()
         if _process is None and mark is not None and not mark.exists():
             path = os.pathsep.join(entry for entry in sys.path if entry)
-            _process = subprocess.Popen([sys.executable, "-c", _COMPILE], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            _process = subprocess.Popen([sys.executable, "-c", _COMPILE], stdin=subprocess.DEVNULL,
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                         env=dict(os.environ, PYTHONPATH=path), start_new_session=True)
             atexit.register(_end, _process)
 

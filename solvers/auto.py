@@ -12,7 +12,8 @@
    often worth more than any choice of what to recompute. When there is no more to learn about bounds, the second
    thread anneals, too.
 
-It ends when plan and bound meet (or are as near as the limits ask for), when a round of turns gains next to nothing, or when the time is over. Whatever
+It ends when plan and bound meet (or are as near as the limits ask for), when a round of turns gains next to nothing, or
+when the time is over. Whatever
 happens, also Ctrl-C, the best plan so far is the answer, and no process is left behind. Without any plan,
 `stats["smallest_peak_bytes"]` says how far down the search came.
 

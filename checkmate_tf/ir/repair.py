@@ -3,7 +3,8 @@
 Which chunk a value is given depends on what has come back before it, so a plan's placed peak moves when some computation
 moves by a few steps, although its live bytes hardly do. From a plan, single runs are moved by random distances; a move
 stays if the placed peak is no higher. The runs are the same, and so is their time. A search, not a proof: it ends when
-the plan fits, when its time is over, or when at the pace so far that would not suffice. One try costs one placement, some milliseconds a thousand steps.
+the plan fits, when its time is over, or when at the pace so far that would not suffice. One try costs one placement, some
+milliseconds a thousand steps.
 """
 
 import random
