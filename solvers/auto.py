@@ -7,8 +7,10 @@
    it can: a plan in milliseconds to seconds.
    In free order, if none of these fits, `treewidth` tries: it does not start from the given order, which may
    leave no room at all.
-4. Rebuilding the better of both plans, then the other, in turns of growing length. In free order every turn but the
-   first begins with annealing: on real training steps with little memory, running a few ops earlier or later is
+4. In free order, where a large graph repeats its blocks, `rockmate`: each distinct one is solved once, and all are put
+   together as well as a chain allows. What follows polishes that as a whole.
+5. Rebuilding the better of both plans, then the other, in turns of growing length. Every turn but the first begins with
+   annealing: on real training steps with little memory, running a few ops earlier or later is
    often worth more than any choice of what to recompute. When there is no more to learn about bounds, the second
    thread anneals, too.
 
@@ -32,7 +34,7 @@ from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.passes import Lift, shrink
 from checkmate_tf.ir.plan import plan_from_order
 from checkmate_tf.ir.simulate import keep_all_timeline, simulate
-from checkmate_tf.solvers import anneal, bounds, greedy, rebuild, treewidth
+from checkmate_tf.solvers import anneal, bounds, greedy, rebuild, rockmate, treewidth
 from checkmate_tf.solvers.backend import Child
 from checkmate_tf.solvers.base import Answer, Deadline, Limits, Progress, Report, Scope, StoppedBy, ignore_progress
 from checkmate_tf.solvers.greedy import Attempt
@@ -40,6 +42,10 @@ from checkmate_tf.solvers.greedy import Attempt
 _GREEDY_ATTEMPTS = 2
 _GREEDY_SHARE = 0.4            # of the time, as long as no plan fits
 _SEPARATORS_SHARE = 0.2        # of the time, if still no plan fits
+_BLOCKS = 16                   # into how many a large graph is cut
+_DISTINCT_SHARE = 2 / 3        # of them at most may differ
+_MANY_OPS = 500                # in a large graph
+_BLOCKS_SHARE = 0.25           # of the time
 _BOUND_SHARE = 0.6             # of the time, where the thread has something else to do then
 _HOPE_SECONDS, _HOPE_SHARE = 5.0, 0.2  # of the time: after that a bound must have reached
 _HOPE = 0.6                    # of the plan's overhead
@@ -47,8 +53,8 @@ _FIRST_TURN_SECONDS = 1.0
 _REPAIR_SECONDS = 0.5
 _END_SECONDS = 0.2
 _WORTH_SHRINKING = 0.9         # a graph larger than this share of the whole is no other view of it
-_ANNEAL_SHARE = 0.6            # of a turn in free order; later it follows what each half of a turn has gained,
-_LEAST_SHARE, _MOST_SHARE = 0.25, 0.85  # within these
+_ANNEAL_SHARE = {True: 0.6, False: 0.2}  # of a turn in free and in fixed order; later it follows what each half has gained,
+_LEAST_SHARE, _MOST_SHARE = 0.2, 0.85    # within these
 _WORTH_GOING_ON = 0.01         # of the overhead, gained in the latest turns
 _WORTH_WAITING = 0.001         # of the step's time, gained in the latest turns, once somebody has waited that long:
 _PATIENT_SECONDS = 20.0
@@ -92,7 +98,7 @@ class _View:
     lift: Lift
     best: Attempt | None = None
     walks: Iterator[Attempt | None] | None = None  # of the annealer, resumed in every turn
-    anneal_share: float = _ANNEAL_SHARE
+    anneal_share: float | None = None
 
     def take(self, attempt: Attempt) -> None:
         better = (self.best is None or attempt.fits > self.best.fits
@@ -135,6 +141,8 @@ class _Search:
         self._plan_greedily()
         if self.best is None and self._is_free:
             self._plan_along_separators()
+        if self._is_free and len(self._views[0].graph.ops) >= _MANY_OPS and not self._deadline.has_passed:
+            self._plan_along_blocks()
         turn_seconds = _FIRST_TURN_SECONDS
         history = [self._seconds]
         while not self._deadline.has_passed:
@@ -149,8 +157,10 @@ class _Search:
         return StoppedBy.DONE if self._is_proved() else StoppedBy.TIME
 
     def _take_turn(self, view: _View, turn_seconds: float, turn: int) -> None:
-        """Anneals in free order, from the second turn on, and rebuilds; each for the longer the more it gains."""
-        share = view.anneal_share if self._is_free and turn > 0 else 0.0
+        """Anneals, from the second turn on, and rebuilds; each for the longer the more it gains."""
+        share = 0.0
+        if turn > 0:
+            share = view.anneal_share = view.anneal_share or _ANNEAL_SHARE[self._is_free]
         costs = [self._seconds]
         if share > 0:
             view.walks = view.walks or self._walks(view, self._limits.seed)
@@ -226,8 +236,21 @@ class _Search:
             seconds = math.fsum(self._graph.ops[op].seconds for op in answer.order)
             self._take(self._views[-1], Attempt(answer.order, self._budget_bytes, seconds, True), "treewidth")
 
+    def _plan_along_blocks(self) -> None:
+        """What is best for a block is best for its equals; the chain of them is planned exactly."""
+        view = self._views[0]
+        blocks, distinct = rockmate.count_blocks(view.graph, _BLOCKS)
+        if distinct > _DISTINCT_SHARE * blocks:
+            return
+        seconds = min(_BLOCKS_SHARE * self._limits.seconds, self._deadline.left_seconds)
+        limits = dataclasses.replace(self._limits, seconds=seconds)
+        answer = rockmate.Rockmate((_BLOCKS,)).search(view.graph, self._budget_bytes, limits, ignore_progress)
+        if answer.order is not None:
+            seconds = math.fsum(view.graph.ops[op].seconds for op in answer.order)
+            self._take(view, Attempt(answer.order, self._budget_bytes, seconds, True), "rockmate")
+
     def _walks(self, view: _View, seed: int) -> Iterator[Attempt | None]:
-        return anneal.walks(view.graph, self._budget_bytes, view.best, self._deadline, seed, is_free=True,
+        return anneal.walks(view.graph, self._budget_bytes, view.best, self._deadline, seed, self._is_free,
                             known=lambda: view.best)
 
     def _repair(self) -> None:
@@ -283,7 +306,7 @@ class _Search:
         try:
             self._bound()
             self._is_bounding = False
-            if self._limits.threads >= 2 and self._is_free:
+            if self._limits.threads >= 2:
                 self._anneal_beside()
         except (SolverError, MemoryError):
             pass  # OR-Tools is not there, was ended or is out of memory: the bound stays what it is

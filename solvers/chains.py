@@ -1,8 +1,10 @@
 """A training step as a chain of stages, and the exact dynamic programme over its persistent schedules.
 
-`chain_of` cuts the forward pass after every op past which nothing but its own outputs goes on: the *borders*. Stage i
-is what lies between two borders, with the backward ops that read it. For each stage there are options (`rotor` has one,
-`rockmate` many): run forward keeping something for the backward ops, run these later, perhaps with some recomputation.
+`chain_of` cuts the forward pass after every op past which nothing but its own outputs goes on, save for small values
+(statistics, shapes), which are kept: the *borders*. What reads next to nothing, a mask of random numbers say, counts to
+the stage of its reader. Stage i is what lies between two borders, with the backward ops that read it. For each stage there
+are options (`rotor` has one, `rockmate` many): run forward keeping something for the backward ops, run these later, perhaps
+with some recomputation.
 
 The programme is Beaumont et al.'s ("Optimal checkpointing for heterogeneous chains: how to train deep neural networks
 with limited memory", arXiv 1911.13214), with Rockmate's options. Opt(m, a, b) is the least time in which the stages a
@@ -28,27 +30,29 @@ import numpy as np
 
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.plan import plan_from_order
-from checkmate_tf.ir.simulate import simulate
+from checkmate_tf.ir.simulate import keep_all_timeline, simulate
 from checkmate_tf.solvers.chen import forward_ops
 from checkmate_tf.solvers.demand import Player
 
 _UNITS = 500
 _ROOM = 1.25  # of the budget, up to which the programme is solved
 _TRIES = 12   # schedules looked at around the ones that fit
+_SMALL = 1e-4 # of what keeping everything holds: values below this may go past a border
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stage:
     """Forward ops between two borders, and the backward ops that come when the gradients get there.
 
-    reads: values from before that they use    border: the values that go on    passing_bytes: gradients from behind
-    that are still needed before; waiting_bytes: those that the stage does not touch
+    reads: values from before that they use    border: the values that go on    carried: small ones that go further, too
+    passing_bytes: gradients from behind that are still needed before; waiting_bytes: those that the stage does not touch
     """
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
     reads: frozenset[int]
     border: tuple[int, ...]
+    carried: frozenset[int]
     passing_bytes: int
     waiting_bytes: int
 
@@ -81,10 +85,11 @@ class Action:
 
 def chain_of(graph: Graph, most_stages: int) -> tuple[Stage, ...]:
     """The stages, in order; fewer than three mean that the graph is no chain worth the name."""
-    forward = forward_ops(graph)
+    small_bytes = int(_SMALL * (keep_all_timeline(graph).peak_bytes - graph.resident_bytes))
+    forward = _forward(graph, small_bytes)
     if len(forward) == len(graph.ops):
         return ()
-    borders = _thin(_borders(graph, forward), len(forward), most_stages)
+    borders = _thin(_borders(graph, forward, small_bytes), len(forward), most_stages)
     stage_of = {}
     for place, op in enumerate(forward):
         stage_of[op] = int(np.searchsorted(borders, place))
@@ -92,14 +97,14 @@ def chain_of(graph: Graph, most_stages: int) -> tuple[Stage, ...]:
     border_ops = {forward[place] for place in borders}
     backward: list[list[int]] = [[] for _ in range(count)]
     done_in = {}
-    current = count - 1
     for op in graph.ops:
-        if op.backward:
-            reads = (graph.values[value].producer for value in op.inputs)
-            current = min([current, *(min(stage_of[made] + (made in border_ops), count - 1)
-                                      for made in reads if made in stage_of)])
-            backward[current].append(op.index)
-            done_in[op.index] = current
+        if op.index not in stage_of:
+            makers = {graph.values[value].producer for value in op.inputs if graph.values[value].bytes > small_bytes}
+            makers.update(maker for maker in graph.predecessors[op.index] if maker in done_in)
+            stage = min((done_in[maker] if maker in done_in else min(stage_of[maker] + (maker in border_ops), count - 1)
+                         for maker in makers), default=count - 1)
+            backward[stage].append(op.index)
+            done_in[op.index] = stage
     stages = []
     for number in range(count):
         ops = tuple(op for op in forward if stage_of[op] == number)
@@ -107,8 +112,11 @@ def chain_of(graph: Graph, most_stages: int) -> tuple[Stage, ...]:
         reads = frozenset(value for op in (*ops, *backward[number]) for value in graph.ops[op].inputs
                           if stage_of.get(graph.values[value].producer, count) < number)
         border = tuple(graph.ops[ops[-1]].outputs) if number < count - 1 else ()
+        here = {*ops, *backward[number]}
+        carried = frozenset(value for value in own if value not in border and graph.values[value].bytes <= small_bytes
+                            and not here.issuperset(graph.consumers[value]))
         passing, waiting = _gradients(graph, done_in, number)
-        stages.append(Stage(ops, tuple(backward[number]), reads, border, passing, waiting))
+        stages.append(Stage(ops, tuple(backward[number]), reads, border, carried, passing, waiting))
     return tuple(stages)
 
 
@@ -198,22 +206,24 @@ def play(graph: Graph, stages: Sequence[Stage], actions: Sequence[Action]) -> tu
         stage = stages[action.stage]
         own = [value for op in stage.forward for value in graph.ops[op].outputs]
         if action.kind == "back":
+            again = set(stage.forward)
             for op in action.option.backward:
-                if not graph.ops[op].backward:
-                    for value in graph.ops[op].outputs:
+                outputs = graph.ops[op].outputs
+                if op in again and all(player.can_renew(value) for value in outputs):
+                    for value in outputs:
                         player.forget(value)
-                    player.fetch(graph.ops[op].outputs)
+                    player.fetch(outputs)
                 player.run(op)
             kept: frozenset[int] = frozenset()
         else:
             kept = frozenset(stage.border) if action.kind == "pass" else action.option.saved
             for op in stage.forward:
                 player.run(op)
-            player.fetch(sorted(kept))
+            player.fetch(value for value in sorted(kept) if player.can_renew(value))
             if not action.keeps_input:
                 own += stages[action.stage - 1].border
         for value in own:
-            if value not in kept and player.held[value]:
+            if value not in kept and value not in stage.carried and player.held[value]:
                 player.forget(value)
     return player.finish()
 
@@ -306,14 +316,25 @@ class _Choice(NamedTuple):
         return self.seconds + sum(float(table[units - shift]) for table, shift in zip(self.tables, self.shifts))
 
 
-def _borders(graph: Graph, forward: Sequence[int]) -> list[int]:
-    """Places in the forward order behind which only values of the op at that place are read."""
+def _forward(graph: Graph, small_bytes: int) -> list[int]:
+    """The forward ops, those that read next to nothing as late as their readers allow."""
+    before: dict[int, int] = {}
+    for index in reversed(forward_ops(graph)):
+        op = graph.ops[index]
+        readers = [before[reader] for value in op.outputs for reader in graph.consumers[value] if reader in before]
+        waits = readers and op.once is None and sum(graph.values[value].bytes for value in op.inputs) <= small_bytes
+        before[index] = min(readers) if waits else index
+    return sorted(before, key=lambda index: (before[index], index))
+
+
+def _borders(graph: Graph, forward: Sequence[int], small_bytes: int) -> list[int]:
+    """Places in the forward order behind which only values of the op at that place are read, and small ones."""
     place_of = {op: place for place, op in enumerate(forward)}
     furthest = -1  # place of the last forward reader of anything made before
     found = []
     for place, op in enumerate(forward[:-1]):
-        readers = [place_of[reader] for value in graph.ops[op].outputs for reader in graph.consumers[value]
-                   if reader in place_of]
+        readers = [place_of[reader] for value in graph.ops[op].outputs if graph.values[value].bytes > small_bytes
+                   for reader in graph.consumers[value] if reader in place_of]
         if readers and furthest <= place:
             found.append(place)
         furthest = max([furthest, *readers])

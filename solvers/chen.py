@@ -69,8 +69,11 @@ class Greedy:
 
 
 def forward_ops(graph: Graph) -> tuple[int, ...]:
-    """The ops that are not marked as backward, in order."""
-    return tuple(op.index for op in graph.ops if not op.backward)
+    """The ops that are not marked as backward and read nothing that is made there, in order."""
+    is_backward = [False] * len(graph.ops)
+    for op in graph.ops:
+        is_backward[op.index] = op.backward or any(is_backward[maker] for maker in graph.predecessors[op.index])
+    return tuple(op for op, is_after in enumerate(is_backward) if not is_after)
 
 
 def articulation_points(graph: Graph) -> tuple[int, ...]:

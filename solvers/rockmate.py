@@ -74,6 +74,12 @@ class Rockmate:
         return Answer(best, StoppedBy.DONE if all_in_time else StoppedBy.TIME, stats=stats)
 
 
+def count_blocks(graph: Graph, most: int) -> tuple[int, int]:
+    """Into how many blocks, at most so many, the graph is cut, and how many of them are distinct."""
+    stages = chains.chain_of(graph, most)
+    return len(stages), len({_signature(block_graph(graph, stage)[0]) for stage in stages})
+
+
 def block_options(graph: Graph, stages: Sequence[Stage], inner: Solver, deadline: float,
                   limits: Limits) -> tuple[list[list[Option]], int]:
     """For each stage its options, and how many distinct blocks there were. After the deadline only the plain ones."""

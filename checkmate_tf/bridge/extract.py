@@ -66,6 +66,7 @@ def extract(traced: Traced) -> Graph:
     Raises UnsupportedError for a value whose shape is not static, naming the op and the dimension.
     """
     drafts = _drafts(traced)
+    _mark_helpers_of_backward(traced, drafts)
     _add_workspaces(traced, drafts)
     _join_filled_zeros(traced, drafts)
     _add_overwrites(traced, drafts)
@@ -156,6 +157,22 @@ def _drafts(traced: Traced) -> dict[str, _Draft]:
         drafts[node.name] = _Draft(node.name, node.op, inputs, after, sizes, _once(operation), backward,
                                    inside.scratch_bytes(operation), {position: count for position, (count, _) in lists.items()})
     return drafts
+
+
+def _mark_helpers_of_backward(traced: Traced, drafts: dict[str, _Draft]) -> None:
+    """What a gradient function of the user computes from forward values only (the sigmoid in that of `silu`, say) has neither
+    the tape's name nor a backward op before it; but it was traced after the tape began, and only backward ops read it.
+    """
+    readers: dict[str, list[str]] = {name: [] for name in drafts}
+    for draft in drafts.values():
+        for name, _ in draft.inputs:
+            readers[name].append(draft.name)
+    names = list(drafts)
+    first = next((place for place, name in enumerate(names) if drafts[name].backward), len(names))
+    returned = {root for name in traced.results for root, _ in Roots(traced).of(name)}
+    for name in reversed(names[first:]):
+        if readers[name] and name not in returned and all(drafts[reader].backward for reader in readers[name]):
+            drafts[name].backward = True
 
 
 def inside_of(traced: Traced) -> Inside:

@@ -4,7 +4,9 @@ import pytest
 
 from checkmate_tf import solvers
 from checkmate_tf.ir.graph import GraphBuilder
+from checkmate_tf.ir.plan import plan_from_order
 from checkmate_tf.ir.simulate import keep_all_timeline, structural_floor
+from checkmate_tf.ir.verify import verify_plan
 from checkmate_tf.solvers import chains, rockmate
 from tests import oracle, strategies
 
@@ -45,6 +47,59 @@ def test_a_skip_keeps_its_layers_in_one_stage():
     assert [stage.forward for stage in chains.chain_of(builder.build(), 100)] == [(0,), (1, 2), (3,)]
 
 
+def test_small_values_may_go_past_a_border_and_are_kept():
+    builder = GraphBuilder()
+    statistics = builder.op("statistics", bytes=1)
+    made = [builder.op("a", bytes=100_000)]
+    for name in "bcd":
+        made.append(builder.op(name, [made[-1], statistics], bytes=100_000))
+    builder.op("back", made, bytes=1, backward=True)
+    stages = chains.chain_of(builder.build(), 100)
+    assert [stage.forward for stage in stages] == [(0, 1), (2,), (3,), (4,)]
+    assert stages[0].carried == {0} and not any(stage.carried for stage in stages[1:])
+
+
+def test_a_mask_that_was_traced_early_belongs_to_the_stage_that_reads_it():
+    builder = GraphBuilder()
+    mask = builder.op("mask", bytes=10)
+    made = [builder.op("a", bytes=10)]
+    for name in "bc":
+        made.append(builder.op(name, made[-1:], bytes=10))
+    made.append(builder.op("masked", [made[-1], mask], bytes=10))
+    builder.op("back", made, bytes=1, backward=True)
+    assert [stage.forward for stage in chains.chain_of(builder.build(), 100)] == [(1,), (2,), (3,), (0, 4)]
+
+
+def test_backward_ops_come_in_the_stage_of_what_they_depend_on_wherever_they_were_traced():
+    # The first gradient to be traced reads the first layer; it does not pull the others with it.
+    builder = GraphBuilder()
+    made = [builder.op("layer0", bytes=1)]
+    for layer in range(1, 4):
+        made.append(builder.op(f"layer{layer}", made[-1:], bytes=1))
+    helper = builder.op("helper", made[:1], bytes=1, backward=True)
+    last = builder.op("gradient3", made[3:], bytes=1, backward=True)
+    builder.op("gradient0", [helper, last], bytes=1, backward=True)
+    stages = chains.chain_of(builder.build(), 100)
+    assert [stage.backward for stage in stages] == [(), (4, 6), (), (5,)]
+
+
+def test_what_can_no_longer_be_made_is_not_asked_for():
+    # The option wants `shift` again after the update of the variable it reads, though nobody needs it any more.
+    builder = GraphBuilder()
+    variable = builder.op("variable", bytes=0, once="reads a variable")
+    shift = builder.op("shift", [variable], bytes=1)
+    scaled = builder.op("scaled", [shift], bytes=1)
+    loss = builder.op("loss", [scaled], bytes=1)
+    gradient = builder.op("gradient", [shift, loss], bytes=1, backward=True)
+    builder.op("update", [gradient], bytes=0, once="writes a variable", overwrites=[variable], backward=True)
+    graph = builder.build()
+    stage = chains.Stage((0, 1, 2, 3), (4, 5), frozenset(), (), frozenset(), 0, 0)
+    option = chains.option_of(graph, stage, stage.forward, (4, 5, 1), frozenset({shift, loss}))
+    order = chains.play(graph, [stage], [chains.Action("keep", 0, option), chains.Action("back", 0, option)])
+    assert order == (0, 1, 2, 3, 4, 5)
+    verify_plan(graph, plan_from_order(graph, order))
+
+
 def test_long_chains_are_merged_evenly():
     stages = chains.chain_of(strategies.linear_net(40), 6)
     assert len(stages) == 6 and max(len(stage.forward) for stage in stages) <= 9
@@ -78,6 +133,12 @@ def test_a_block_has_an_option_between_everything_and_nothing():
         keeping = chains.keeping_option(graph, stages[stage])
         assert any((option.seconds, option.saved_bytes) == (keeping.seconds + 1.0, keeping.saved_bytes - 4)
                    for option in options[stage])
+
+
+def test_equal_blocks_are_recognized():
+    # Twelve of 16 blocks: the first ops, the loss and the two blocks beside them differ.
+    blocks, distinct = rockmate.count_blocks(blocks_of_a_dear_and_a_cheap_op(14), 100)
+    assert blocks == 16 and distinct <= 5
 
 
 def test_rockmate_is_cheaper_than_rotor_where_blocks_are_mixed():

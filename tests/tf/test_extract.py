@@ -165,3 +165,33 @@ def test_ops_of_the_gradient_are_marked():
     graph = _graph(step, tf.TensorSpec([3]))
     assert not _ops(graph, "Exp")[0].backward
     assert graph.ops[graph.values[graph.results[0]].producer].backward
+
+
+def test_what_a_gradient_of_the_users_own_computes_is_marked_too():
+    @tf.custom_gradient
+    def gated(x):
+        def gradient(upstream):
+            return upstream * tf.sigmoid(x)
+        return tf.exp(x), gradient
+    weights = tf.Variable(tf.ones([3]))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(gated(x * weights) ** 3)
+        return loss, tape.gradient(loss, weights)
+    graph = _graph(step, tf.TensorSpec([3]))
+    assert [_ops(graph, kind)[0].backward for kind in ("Exp", "Sigmoid")] == [False, True]
+
+
+def test_a_second_forward_pass_is_not_marked():
+    weights = tf.Variable(tf.ones([3]))
+
+    def step(x):
+        results = []
+        for function in (tf.exp, tf.tanh):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(function(x * weights))
+            results += [loss, tape.gradient(loss, weights)]
+        return results
+    graph = _graph(step, tf.TensorSpec([3]))
+    assert not any(_ops(graph, kind)[0].backward for kind in ("Exp", "Tanh"))
