@@ -22,6 +22,7 @@ from checkmate_tf.solvers.dtr import Dtr
 from checkmate_tf.solvers.fastsa import FastSA
 from checkmate_tf.solvers.greedy import Greedy
 from checkmate_tf.solvers.griewank import Griewank
+from checkmate_tf.solvers.hiremate import HiRemate
 from checkmate_tf.solvers.ilp import Ilp
 from checkmate_tf.solvers.intervals import Intervals
 from checkmate_tf.solvers.keep_all import KeepAll
@@ -53,6 +54,7 @@ _SOLVERS = {solver.name: solver for solver in (
     LowerSets(),
     Rotor(),
     Rockmate(),
+    HiRemate(),
     Treewidth(),
     Dtr(),
     FastSA(),

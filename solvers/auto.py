@@ -37,6 +37,7 @@ from checkmate_tf.ir.simulate import keep_all_timeline, simulate
 from checkmate_tf.solvers import anneal, bounds, greedy, rebuild, rockmate, treewidth
 from checkmate_tf.solvers.backend import Child
 from checkmate_tf.solvers.base import Answer, Deadline, Limits, Progress, Report, Scope, StoppedBy, ignore_progress
+from checkmate_tf.solvers.blocks import count_blocks
 from checkmate_tf.solvers.greedy import Attempt
 
 _GREEDY_ATTEMPTS = 2
@@ -239,7 +240,7 @@ class _Search:
     def _plan_along_blocks(self) -> None:
         """What is best for a block is best for its equals; the chain of them is planned exactly."""
         view = self._views[0]
-        blocks, distinct = rockmate.count_blocks(view.graph, _BLOCKS)
+        blocks, distinct = count_blocks(view.graph, _BLOCKS)
         if distinct > _DISTINCT_SHARE * blocks:
             return
         seconds = min(_BLOCKS_SHARE * self._limits.seconds, self._deadline.left_seconds)

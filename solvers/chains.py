@@ -21,9 +21,10 @@ plan is the fastest whose simulated peak fits. Cost: O(L^3) operations on arrays
 """
 
 import dataclasses
+import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -85,39 +86,90 @@ class Action:
 
 def chain_of(graph: Graph, most_stages: int) -> tuple[Stage, ...]:
     """The stages, in order; fewer than three mean that the graph is no chain worth the name."""
-    small_bytes = int(_SMALL * (keep_all_timeline(graph).peak_bytes - graph.resident_bytes))
+    small_bytes = _small_bytes(graph)
     forward = _forward(graph, small_bytes)
     if len(forward) == len(graph.ops):
         return ()
     borders = _thin(_borders(graph, forward, small_bytes), len(forward), most_stages)
-    stage_of = {}
-    for place, op in enumerate(forward):
-        stage_of[op] = int(np.searchsorted(borders, place))
-    count = len(borders) + 1
     border_ops = {forward[place] for place in borders}
-    backward: list[list[int]] = [[] for _ in range(count)]
-    done_in = {}
-    for op in graph.ops:
-        if op.index not in stage_of:
-            makers = {graph.values[value].producer for value in op.inputs if graph.values[value].bytes > small_bytes}
-            makers.update(maker for maker in graph.predecessors[op.index] if maker in done_in)
-            stage = min((done_in[maker] if maker in done_in else min(stage_of[maker] + (maker in border_ops), count - 1)
-                         for maker in makers), default=count - 1)
-            backward[stage].append(op.index)
-            done_in[op.index] = stage
+    count = len(borders) + 1
+
+    def stage_for(makers: Sequence[tuple[int, int]]) -> int:
+        """The first stage of any of these; what a border op made is there in the next one, too."""
+        return min((min(stage + (op in border_ops), count - 1) for op, stage in makers), default=count - 1)
+
+    cut = _Cut(graph, forward, borders, small_bytes, stage_for)
     stages = []
     for number in range(count):
-        ops = tuple(op for op in forward if stage_of[op] == number)
-        own = {value for op in ops for value in graph.ops[op].outputs}
-        reads = frozenset(value for op in (*ops, *backward[number]) for value in graph.ops[op].inputs
-                          if stage_of.get(graph.values[value].producer, count) < number)
-        border = tuple(graph.ops[ops[-1]].outputs) if number < count - 1 else ()
-        here = {*ops, *backward[number]}
-        carried = frozenset(value for value in own if value not in border and graph.values[value].bytes <= small_bytes
-                            and not here.issuperset(graph.consumers[value]))
-        passing, waiting = _gradients(graph, done_in, number)
-        stages.append(Stage(ops, tuple(backward[number]), reads, border, carried, passing, waiting))
+        border = tuple(graph.ops[cut.forward[number][-1]].outputs) if number < count - 1 else ()
+        carried = {value for value in cut.leaving(number) - set(border) if graph.values[value].bytes <= small_bytes}
+        reads = {value for value in cut.reads(number) if cut.stage_of[graph.values[value].producer] < number}
+        passing, waiting = _gradients(graph, cut.done_in, number)
+        stages.append(Stage(cut.forward[number], cut.backward[number], frozenset(reads), border, frozenset(carried), passing,
+                            waiting))
     return tuple(stages)
+
+
+def parts_of(graph: Graph, most_parts: int) -> tuple[Stage, ...]:
+    """Stages of about equal numbers of ops between any cuts that few bytes cross; `border` is all that others read.
+
+    Of the gradients nothing is said: passing and waiting bytes are 0.
+    """
+    small_bytes = _small_bytes(graph)
+    forward = _forward(graph, small_bytes)
+    crossing = _crossing_bytes(graph, forward)
+    reach = len(forward) // (3 * most_parts)
+    cuts = set()
+    for number in range(1, most_parts):
+        middle = number * len(forward) // most_parts
+        places = range(max(middle - reach, 0), min(middle + reach + 1, len(forward) - 1))
+        cuts.update(sorted(places, key=lambda place: (crossing[place], place))[:1])
+    borders = np.array(sorted(cuts), dtype=np.int64)
+    cut = _Cut(graph, forward, borders, small_bytes,
+               lambda makers: max((stage for _, stage in makers), default=len(borders)))
+    stages = []
+    for number, (ops, backward) in enumerate(zip(cut.forward, cut.backward)):
+        leaving = cut.leaving(number)
+        carried = {value for value in leaving if graph.values[value].bytes <= small_bytes}
+        stages.append(Stage(ops, backward, frozenset(cut.reads(number)), tuple(sorted(leaving - carried)),
+                            frozenset(carried), 0, 0))
+    return tuple(stages)
+
+
+class _Cut:
+    """The ops of each stage. stage_of: of forward ops; done_in: of backward ops
+
+    stage_for: from each forward op whose large values a backward op reads, and its stage, to the stage where the latter belongs
+    """
+
+    def __init__(self, graph: Graph, forward: Sequence[int], borders: np.ndarray, small_bytes: int,
+                 stage_for: Callable[[Sequence[tuple[int, int]]], int]):
+        self._graph = graph
+        self.stage_of = {op: int(np.searchsorted(borders, place)) for place, op in enumerate(forward)}
+        self.done_in: dict[int, int] = {}
+        ops_forward: list[list[int]] = [[] for _ in range(len(borders) + 1)]
+        ops_backward: list[list[int]] = [[] for _ in range(len(borders) + 1)]
+        for op in forward:
+            ops_forward[self.stage_of[op]].append(op)
+        for op in graph.ops:
+            if op.index not in self.stage_of:
+                makers = {graph.values[value].producer for value in op.inputs if graph.values[value].bytes > small_bytes}
+                stage = min([stage_for([(maker, self.stage_of[maker]) for maker in makers if maker in self.stage_of]),
+                             *(self.done_in[maker] for maker in graph.predecessors[op.index] if maker in self.done_in)])
+                ops_backward[stage].append(op.index)
+                self.done_in[op.index] = stage
+        self.forward, self.backward = tuple(map(tuple, ops_forward)), tuple(map(tuple, ops_backward))
+
+    def leaving(self, number: int) -> set[int]:
+        """The values that the stage makes forward and others read."""
+        here = {*self.forward[number], *self.backward[number]}
+        return {value for op in self.forward[number] for value in self._graph.ops[op].outputs
+                if not here.issuperset(self._graph.consumers[value])}
+
+    def reads(self, number: int) -> set[int]:
+        """The forward values of other stages that it reads."""
+        return {value for op in (*self.forward[number], *self.backward[number]) for value in self._graph.ops[op].inputs
+                if self.stage_of.get(self._graph.values[value].producer, number) != number}
 
 
 def keeping_option(graph: Graph, stage: Stage) -> Option:
@@ -204,28 +256,44 @@ def play(graph: Graph, stages: Sequence[Stage], actions: Sequence[Action]) -> tu
     player = Player(graph)
     for action in actions:
         stage = stages[action.stage]
-        own = [value for op in stage.forward for value in graph.ops[op].outputs]
         if action.kind == "back":
-            again = set(stage.forward)
-            for op in action.option.backward:
-                outputs = graph.ops[op].outputs
-                if op in again and all(player.can_renew(value) for value in outputs):
-                    for value in outputs:
-                        player.forget(value)
-                    player.fetch(outputs)
-                player.run(op)
-            kept: frozenset[int] = frozenset()
+            run_backward(player, stage, action.option, frozenset())
         else:
-            kept = frozenset(stage.border) if action.kind == "pass" else action.option.saved
-            for op in stage.forward:
-                player.run(op)
-            player.fetch(value for value in sorted(kept) if player.can_renew(value))
+            run_forward(player, stage, frozenset(stage.border) if action.kind == "pass" else action.option.saved)
             if not action.keeps_input:
-                own += stages[action.stage - 1].border
-        for value in own:
-            if value not in kept and value not in stage.carried and player.held[value]:
-                player.forget(value)
+                forget(player, stages[action.stage - 1].border)
     return player.finish()
+
+
+def run_forward(player: Player, stage: Stage, kept: Set[int]) -> None:
+    """Runs a stage forward, for the first time or once more, and forgets all of it but what is kept or carried."""
+    for op in stage.forward:
+        player.run(op)
+    player.fetch(value for value in sorted(kept) if player.can_renew(value))
+    forget(player, _own(player.graph, stage) - kept - stage.carried)
+
+
+def run_backward(player: Player, stage: Stage, option: Option, kept: Set[int]) -> None:
+    """Runs a stage backward as the option says, and forgets its forward values but for what is kept or carried."""
+    again = set(stage.forward)
+    for op in option.backward:
+        outputs = player.graph.ops[op].outputs
+        if op in again and all(player.can_renew(value) for value in outputs):
+            forget(player, outputs)
+            player.fetch(outputs)
+        player.run(op)
+    forget(player, _own(player.graph, stage) - kept - stage.carried)
+
+
+def forget(player: Player, values: Iterable[int]) -> None:
+    """Lets go of those of the values that are held."""
+    for value in values:
+        if player.held[value]:
+            player.forget(value)
+
+
+def _own(graph: Graph, stage: Stage) -> set[int]:
+    return {value for op in stage.forward for value in graph.ops[op].outputs}
 
 
 class _Table:
@@ -325,6 +393,23 @@ def _forward(graph: Graph, small_bytes: int) -> list[int]:
         waits = readers and op.once is None and sum(graph.values[value].bytes for value in op.inputs) <= small_bytes
         before[index] = min(readers) if waits else index
     return sorted(before, key=lambda index: (before[index], index))
+
+
+def _small_bytes(graph: Graph) -> int:
+    return int(_SMALL * (keep_all_timeline(graph).peak_bytes - graph.resident_bytes))
+
+
+def _crossing_bytes(graph: Graph, forward: Sequence[int]) -> list[int]:
+    """For each place in the forward order the bytes that are read behind it and made before or at it."""
+    place_of = {op: place for place, op in enumerate(forward)}
+    change = [0] * (len(forward) + 1)
+    for op in forward:
+        for value in graph.ops[op].outputs:
+            last = max((place_of[reader] for reader in graph.consumers[value] if reader in place_of), default=-1)
+            if last >= 0:
+                change[place_of[op]] += graph.values[value].bytes
+                change[last] -= graph.values[value].bytes
+    return list(itertools.accumulate(change))
 
 
 def _borders(graph: Graph, forward: Sequence[int], small_bytes: int) -> list[int]:
