@@ -34,9 +34,10 @@ from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.placement import Layout, place
 from checkmate_tf.ir.plan import Plan, plan_from_order
 from checkmate_tf.ir.repair import repaired
-from checkmate_tf.ir.simulate import Timeline, keep_all_timeline, simulate, structural_floor
+from checkmate_tf.ir.simulate import Timeline, held_at, keep_all_timeline, simulate, structural_floor
 from checkmate_tf.ir.units import format_bytes, parse_bytes
 from checkmate_tf.profiles import Profile
+from checkmate_tf.report import short_name
 from checkmate_tf.solvers import Limits, Solution, Solver, Status, StoppedBy, ahead, ignore_progress
 from checkmate_tf.targets import Targets
 
@@ -48,6 +49,7 @@ _ROUNDS = 8
 _ROUND_SHARE = 0.25             # of the time that is left, in each but the last; twice as much after one that finds nothing,
 _MOST_SHARE = 0.8               # up to this
 _MOST_PLACED = 30
+_MOST_NAMED = 5                 # values at a peak
 _REPAIR_SHARE = 0.08            # of the time, in each round
 _BETTER_SHARE = 0.5             # of the time, in which a cheaper plan is looked for when one fits
 _IMPATIENCE = 4                 # by how much more a cheaper plan must promise by then
@@ -184,9 +186,24 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
     cheapest first. Where all take more, the order of the one that comes closest is repaired for a while. Where one fits, a
     cheaper one is looked for as long as plans that did not fit promise much, the more the longer it takes. The time limit is
     for all rounds. A plan fits if it leaves a small reserve to what else comes and goes while a step runs. If none of the plans
-    found fits when placed, the one that comes closest is the answer, and a measurement decides. Raises InfeasibleBudgetError
-    without any plan.
+    found fits when placed, the one that comes closest is the answer, and a measurement decides. `stats` says what is held at
+    its peak. Raises InfeasibleBudgetError without any plan.
     """
+    solution = _solved_within(prepared, budget_bytes, solver, limits, report, surplus_bytes, before)
+    held = {key: _largest_at_peak(prepared.graph, plan, timeline) for key, plan, timeline in (
+        ("held_at_peak", solution.plan, solution.timeline),
+        ("held_at_base_peak", plan_from_order(prepared.graph, prepared.graph.order), solution.base))}
+    return dataclasses.replace(solution, stats={**solution.stats, **held})
+
+
+def _largest_at_peak(graph: Graph, plan: Plan, timeline: Timeline) -> list[list]:
+    """[name of the op, bytes] of the largest values held at the peak."""
+    held = held_at(graph, plan, timeline.peak_step)[:_MOST_NAMED]
+    return [[short_name(graph.ops[graph.values[value].producer].name), graph.values[value].bytes] for value in held]
+
+
+def _solved_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: Limits, report, surplus_bytes: int,
+                   before: Solution | None) -> Solution:
     limit_bytes = budget_bytes - surplus_bytes
     spread = max(0, limit_bytes - prepared.residents.total)
     if place_keep_all(prepared, limit_bytes) <= limit_bytes:
@@ -242,7 +259,7 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
         return dataclasses.replace(_best_placed(prepared, kept, (), limit_bytes)[0], budget_bytes=budget_bytes)
     if closest is None and surplus_bytes > _LEAST_STEP * spread:  # another plan may well take less beyond its placement
         halved = dataclasses.replace(limits, seconds=limits.seconds / 2, seed=limits.seed + _ROUNDS)
-        return solve_within(prepared, budget_bytes, solver, halved, report, surplus_bytes // 2)
+        return _solved_within(prepared, budget_bytes, solver, halved, report, surplus_bytes // 2, None)
     if closest is None:
         raise infeasible(prepared, budget_bytes, solver, limits, surplus_bytes)
     return closest

@@ -26,17 +26,21 @@ _PLAN, _KEPT, _LIMIT = "#0072B2", "#E69F00", "#D55E00"
 _NOTHING, _KEPT_CELL, _COMPUTED, _RECOMPUTED = range(4)
 _CELLS = ("#FFFFFF", "#C9DCEB", "#0072B2", "#D55E00")
 _MOST_CELLS = 600
+_LONGEST_NAME = 44              # beside a picture
 _CROSS_ROW = 0.03               # of the height, for each solver's crosses
 
 
 def plot_memory(solution, to_file=None, *, dpi: int = 150) -> Figure:
-    """The memory held over the step, planned and with everything kept, against the budget; both peaks are marked.
+    """The memory held over the step, planned and with everything kept, against the budget; both peaks are marked, and beside
+    stands which values are the largest then, where the solution knows them.
 
     Raises PlanError for a solution without a plan.
     """
     _need_plan(solution)
-    figure, axes = _axes((8, 4))
-    for timeline, color, label in ((solution.base, _KEPT, "everything kept"), (solution.timeline, _PLAN, "this plan")):
+    figure, axes = _axes((10, 4) if "held_at_peak" in solution.stats else (8, 4))
+    for timeline, color, label, held_at, height in (
+            (solution.base, _KEPT, "everything kept", "held_at_base_peak", 1.0),
+            (solution.timeline, _PLAN, "this plan", "held_at_peak", 0.45)):
         held = [size / 1e6 for size in timeline.live_bytes]
         axes.plot(timeline.start_seconds, held, color=color, linewidth=1.0, drawstyle="steps-post",
                   label=f"{label}: peak {format_bytes(timeline.peak_bytes)}")
@@ -44,12 +48,22 @@ def plot_memory(solution, to_file=None, *, dpi: int = 150) -> Figure:
         if timeline.live_bytes:
             axes.plot(timeline.start_seconds[timeline.peak_step], timeline.peak_bytes / 1e6, "o", color=color,
                       markersize=5)
+        if solution.stats.get(held_at):
+            lines = [f"largest at the peak, {label}:"]
+            lines += [f"{format_bytes(size):>8}  {_end_of(name)}" for name, size in solution.stats[held_at]]
+            axes.annotate("\n".join(lines), (1.02, height), xycoords="axes fraction", va="top", fontsize=7, family="monospace")
+            axes.plot(1.01, height - 0.02, "o", color=color, markersize=5, transform=axes.transAxes, clip_on=False)
     axes.axhline(solution.budget_bytes / 1e6, color=_LIMIT, linewidth=1.2, linestyle="--",
                  label=f"budget {format_bytes(solution.budget_bytes)}")
     axes.set(xlabel="predicted time into the step (s)", ylabel="memory held (MB)", ylim=(0, None))
     axes.set_xlim(0, max(solution.timeline.seconds, solution.base.seconds) or 1)
     axes.legend(loc="lower center", fontsize=8)
     return _saved(figure, to_file, dpi)
+
+
+def _end_of(name: str) -> str:
+    """The name, or its end where it is too long to stand beside a picture."""
+    return name if len(name) <= _LONGEST_NAME else "…" + name[1 - _LONGEST_NAME:]
 
 
 def plot_schedule(solution, to_file=None, *, dpi: int = 150) -> Figure:

@@ -59,6 +59,7 @@ _LEAST_SHARE, _MOST_SHARE = 0.2, 0.85    # within these
 _WORTH_GOING_ON = 0.01         # of the overhead, gained in the latest turns
 _WORTH_WAITING = 0.001         # of the step's time, gained in the latest turns, once somebody has waited that long:
 _PATIENT_SECONDS = 20.0
+_NEAR = 0.003                  # and the bound is no further away, as a share of itself
 _LATEST_TURNS = 3
 _LEAST_WALKS, _FAR = 8, 0.01   # walks that must have ended while the bound is so far away, as a share of itself
 _OTHER_SEED = 1_000_003
@@ -215,7 +216,8 @@ class _Search:
         if self._is_free and self._ended_walks < _LEAST_WALKS and self._seconds > (1 + _FAR) * self._bound_seconds:
             return False  # on a large graph a single walk takes several turns
         worth = _WORTH_GOING_ON * (self._seconds - self._bound_seconds)
-        if time.monotonic() - self._started > _PATIENT_SECONDS:
+        is_near = self._seconds <= (1 + _NEAR) * self._bound_seconds
+        if is_near and time.monotonic() - self._started > _PATIENT_SECONDS:
             worth = max(worth, _WORTH_WAITING * self._bound_seconds)
         return history[-1 - _LATEST_TURNS] - self._seconds < worth
 

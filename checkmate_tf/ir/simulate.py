@@ -74,6 +74,21 @@ def taken_over_by(op: Op, plan: Plan, position: int) -> int | None:
     return next((value for value in op.reuses if value in freed), None)
 
 
+def held_at(graph: Graph, plan: Plan, step: int) -> tuple[int, ...]:
+    """The values that take memory during a step of the plan, those that the op makes among them; largest first."""
+    held: set[int] = set()
+    for position, item in enumerate(plan.steps[:step + 1]):
+        if isinstance(item, Compute):
+            op = graph.ops[item.op]
+            taken_over = taken_over_by(op, plan, position)
+            held.update(op.outputs)
+            held.discard(taken_over)
+        else:
+            held.discard(item.value)
+    return tuple(sorted((value for value in held if graph.values[value].bytes),
+                        key=lambda value: (-graph.values[value].bytes, value)))
+
+
 def keep_all_timeline(graph: Graph) -> Timeline:
     """The timeline of computing each op once in the given order: the peak and cost without recomputation."""
     return simulate(graph, plan_from_order(graph, graph.order))

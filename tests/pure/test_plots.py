@@ -66,6 +66,14 @@ def test_makers_are_saved_with_the_plan(tmp_path):
     assert Solution.load(tmp_path / "plan.json").plan.makers == (0, 1, 2, 3)
 
 
+def test_the_largest_values_at_both_peaks_are_named():
+    held = {"held_at_peak": [["conv1/convolution", 8], ["a/" * 40 + "name", 8]], "held_at_base_peak": [["dense/MatMul", 16]]}
+    figure = plots.plot_memory(dataclasses.replace(solution(), stats=held))
+    texts = "\n".join(text.get_text() for text in figure.axes[0].texts)
+    assert "conv1/convolution" in texts and "dense/MatMul" in texts and "everything kept" in texts
+    assert max(map(len, texts.splitlines())) <= 60
+
+
 @pytest.mark.parametrize("ending, start", [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 @pytest.mark.parametrize("plot, argument", [(plots.plot_memory, solution()), (plots.plot_schedule, solution()),
                                             (plots.plot_tradeoff, rows())], ids=["memory", "schedule", "tradeoff"])

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from checkmate_tf.ir.errors import PlanError
 from checkmate_tf.ir.graph import GraphBuilder
 from checkmate_tf.ir.plan import plan_from_order
-from checkmate_tf.ir.simulate import keep_all_timeline, simulate, structural_floor
+from checkmate_tf.ir.simulate import held_at, keep_all_timeline, simulate, structural_floor
 from checkmate_tf.solvers.chen import recomputing_order
 from tests import oracle, strategies
 
@@ -44,6 +44,18 @@ def test_an_output_takes_over_the_memory_of_an_input_that_dies():
     timeline = simulate(graph, plan_from_order(graph, (0, 1, 2, 0, 3)))
     assert timeline.live_bytes == (4, 8, 8, 8, 4, 8, 9, 8, 4, 0)
     assert structural_floor(graph) == (9, 3)
+
+
+def test_what_is_held_at_a_step_largest_first():
+    builder = GraphBuilder()
+    a = builder.op("a", bytes=1)
+    b = builder.op("b", [a], bytes=[2, 4])
+    c = builder.op("c", [b], bytes=4, reuses=[b])
+    builder.op("d", [a, c], bytes=16)
+    graph = builder.build()
+    plan = plan_from_order(graph, (0, 1, 2, 3))
+    # compute a; compute b (its second output is not read); free that; compute c, which takes over b; free b; compute d; ...
+    assert [held_at(graph, plan, step) for step in (0, 1, 2, 3, 5)] == [(0,), (2, 1, 0), (1, 0), (3, 0), (4, 3, 0)]
 
 
 def test_a_graph_without_ops_holds_what_is_resident():
