@@ -1,5 +1,6 @@
 """Tracing: once, on concrete shapes, through Grappler once; sums as chains; shapes as constants."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -47,6 +48,22 @@ def test_a_gradient_does_not_wait_for_a_value_of_which_it_needs_the_shape():
         return loss
     traced = trace(step, tf.TensorSpec([1, 8, 8, 2]))
     assert not {"Shape", "ShapeN"} & set(_kinds(traced))
+
+
+def test_no_activation_is_read_for_its_shape_alone():
+    # Grappler leaves the `ShapeN` behind activations that convolutions make, and behind poolings.
+    images = keras.layers.Input((16, 16, 3))
+    value = images
+    for _ in range(2):
+        value = keras.layers.Conv2D(4, 3, padding="same", activation="relu")(value)
+        value = keras.layers.Conv2D(4, 3, padding="same", activation="relu")(value)
+        value = keras.layers.MaxPooling2D()(value)
+    model = keras.Model(images, keras.layers.Dense(2)(keras.layers.Flatten()(value)))
+    model.compile("sgd", "mse")
+    batch = (tf.ones([4, 16, 16, 3]), tf.ones([4, 2]))
+    model.train_on_batch(*batch)
+    traced = trace(model.train_step, batch_specs(batch))
+    assert "Conv2DBackpropInput" in _kinds(traced) and "ShapeN" not in _kinds(traced)
 
 
 def test_the_nodes_come_in_a_topological_order():
