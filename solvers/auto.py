@@ -61,7 +61,7 @@ _WORTH_WAITING = 0.001         # of the step's time, gained in the latest turns,
 _PATIENT_SECONDS = 20.0
 _NEAR = 0.003                  # and the bound is no further away, as a share of itself
 _LATEST_TURNS = 3
-_LEAST_WALKS, _FAR = 8, 0.01   # walks that must have ended while the bound is so far away, as a share of itself
+_LEAST_WALKS = 8               # that must have ended while it is further away
 _OTHER_SEED = 1_000_003
 _ROUNDING = 1e-6               # what a bound may be above the cost of a plan, by rounding
 
@@ -213,10 +213,10 @@ class _Search:
             return False
         if self._is_bounding and time.monotonic() - self._started < _PATIENT_SECONDS:
             return False
-        if self._is_free and self._ended_walks < _LEAST_WALKS and self._seconds > (1 + _FAR) * self._bound_seconds:
+        is_near = self._seconds <= (1 + _NEAR) * self._bound_seconds
+        if self._is_free and self._ended_walks < _LEAST_WALKS and not is_near:
             return False  # on a large graph a single walk takes several turns
         worth = _WORTH_GOING_ON * (self._seconds - self._bound_seconds)
-        is_near = self._seconds <= (1 + _NEAR) * self._bound_seconds
         if is_near and time.monotonic() - self._started > _PATIENT_SECONDS:
             worth = max(worth, _WORTH_WAITING * self._bound_seconds)
         return history[-1 - _LATEST_TURNS] - self._seconds < worth
