@@ -3,8 +3,8 @@
 At the worst step some values are idle: live, but not used between their last use before it and the next use after it
 (or used by the step itself, which could take over the value's memory if it died there). Dropping one frees its bytes
 in between and costs a recomputation right before the next use. What that needs is either still live there, or is kept
-alive longer, or is recomputed too, or is recomputed later anyway and can be had now and kept until then. Bytes are traded against time at a rate of exchange: with the rate of the best
-drop itself, choosing the cheaper way for each input maximizes bytes per second (Dinkelbach's method for ratios).
+alive longer, or is recomputed too, or is recomputed later anyway and can be had now and kept until then. Bytes are
+traded against time at a rate of exchange: with the rate of the best drop itself, choosing the cheaper way for each input maximizes bytes per second (Dinkelbach's method for ratios).
 
 Bytes held longer count where they hurt: `weight` is a running sum over slots, so that size times the difference of two
 weights measures a life. With all the weight on the worst step this is bytes freed there per second; spread over

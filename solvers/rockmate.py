@@ -12,8 +12,8 @@ How fine the blocks are cut is tried three ways: few large ones leave more to th
 block, many small ones more to the chain, which may run a part of it again and again.
 
 What it leaves on the table: a block is passed over as a whole, and schedules are persistent. Where there is no chain of
-blocks, the fallback is the hierarchical partition of `hiremate`. No bound comes from here. The tests make sure that an option exists which none of
-rotor's equals, that equal blocks are solved once, and judge all plans with the simulator.
+blocks, the fallback is the hierarchical partition of `hiremate`. No bound comes from here. The tests make sure that an
+option exists which none of rotor's equals, that equal blocks are solved once, and judge all plans with the simulator.
 """
 
 import dataclasses

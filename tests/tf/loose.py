@@ -19,7 +19,7 @@ import tempfile
 import time
 
 _TURNS = 7
-_LONG_SECONDS = 0.02            # of a training that says something about time
+_LONG_SECONDS = 0.005           # of a training that says something about time
 _SHARE = 0.6
 _GAP = 0.003                    # near enough, as where `auto` is not a solver of one's own
 
@@ -89,6 +89,8 @@ def summary(path: pathlib.Path) -> str:
     timed = [row for row in rows if row["plain_seconds"] >= _LONG_SECONDS]
     lines = [f"{len(rows)} kinds, {len(timed)} of them with trainings of {1000 * _LONG_SECONDS:.0f} ms or more"]
     for key, found in (("cold_seconds", rows), ("time", timed), ("peak", rows)):
+        if not found:
+            continue
         worst = sorted(found, key=lambda row: row[key], reverse=True)
         lines.append(f"{key}: median {statistics.median(row[key] for row in found):.3f}, worst "
                      + ", ".join(f"{row[key]:.3f} ({row['kind']})" for row in worst[:8]))
