@@ -33,8 +33,8 @@ these first runs does in between, in whatever order and however often, the rows 
     at reruns of k:         need(k) R[t,k] + sum of M P[t,v] over v that k does not touch  <= budget
 
 with need(k) the inputs, outputs and scratch of k, less what its output can take over, and P[t,v] = 1 where v is live
-throughout stage t: it is live at its start and its end, and not made in between (P >= S[t,v] + S[t+1,v] - 1 - R[t,i]), or op t reads it and it is not made in
-between (P >= 1 - R[t,i]). Without exact stages the optimum is a lower bound for *all* plans in this order, much quicker
+throughout stage t: it is live at its start and its end, and not made in between (P >= S[t,v] + S[t+1,v] - 1 - R[t,i]), or
+op t reads it and it is not made in between (P >= 1 - R[t,i]). Without exact stages the optimum is a lower bound for *all* plans in this order, much quicker
 to find than that of eq. 9 and mostly the same.
 """
 
