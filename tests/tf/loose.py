@@ -38,7 +38,7 @@ def install(path: str) -> None:
 
 def _append(path: str, row: dict) -> None:
     import pytest
-    name = os.environ["PYTEST_CURRENT_TEST"].partition("::")[2].partition(" ")[0]
+    name = os.environ["PYTEST_CURRENT_TEST"].partition("::")[2].removesuffix(" (call)")
     with open(path, "a") as lines:
         lines.write(json.dumps({"kind": name} | row) + "\n")
     pytest.skip("measured")
