@@ -50,10 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     fidelity.add_argument("--shares", nargs="*", type=float, default=[0.6, 0.4],
                           help="budgets, as shares of the way from resident bytes to the keep-everything peak")
     fidelity.add_argument("--time-limit", type=float, default=10.0, help="seconds for each plan")
-    allocator = fidelity.add_mutually_exclusive_group()
-    allocator.add_argument("--limit", action="store_true", help="train 20 steps under each budget as a hard limit, too")
-    allocator.add_argument("--default-allocator", action="store_true",
-                           help="measure under a CPU's default allocator, which has no limit, instead of the best-fit one")
+    fidelity.add_argument("--limit", action="store_true", help="train 20 steps under each budget as a hard limit, too")
     fidelity.add_argument("--json", action="store_true", help="a JSON line a row instead of a table")
     fidelity.set_defaults(run=_fidelity)
     for name, help_text, run in (("estimate", "what a training step of a saved model needs", _estimate),
@@ -96,7 +93,7 @@ def _benchmark(parsed) -> int:
 
 def _fidelity(parsed) -> int:
     from checkmate_tf import fidelity
-    return fidelity.run(parsed.models, parsed.shares, parsed.time_limit, parsed.limit, parsed.json, parsed.default_allocator)
+    return fidelity.run(parsed.models, parsed.shares, parsed.time_limit, parsed.limit, as_json=parsed.json)
 
 
 def _estimate(parsed) -> int:

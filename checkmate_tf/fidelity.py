@@ -1,6 +1,6 @@
 """`checkmate-tf fidelity`: whether steps take the memory and the time that was planned, model by model.
 
-For each workload, in a process of its own under TensorFlow's best-fit allocator (or a CPU's default one): plain Keras's peak; then, with everything kept
+For each workload, in a process of its own under TensorFlow's best-fit allocator: plain Keras's peak; then, with everything kept
 and at each share of the way from resident bytes to the keep-everything peak, the planned peak in whole chunks beside the
 allocator's over three steps, and the planned time beside the step's, as ratios to keeping everything, interleaved.
 Below stands where a tighter budget takes more memory or less time, which none should. With a limit, each budget is also put on a
@@ -85,19 +85,16 @@ CASES = {
     "LSTM": _rows(64, 32, (32, 128))}
 
 
-def run(names: Sequence[str], shares: Sequence[float], seconds: float, limit: bool = False, as_json: bool = False,
-        default_allocator: bool = False) -> int:
+def run(names: Sequence[str], shares: Sequence[float], seconds: float, limit: bool = False, as_json: bool = False) -> int:
     """Measures these cases (all when none are named), each at both batch sizes, and prints a row for each share and for
-    keeping everything. seconds: for each plan; limit: only the best-fit allocator has one. Raises UnsupportedError for a name
-    that is not known."""
+    keeping everything. seconds: for each plan. Raises UnsupportedError for a name that is not known."""
     unknown = [name for name in names if name not in CASES]
     if unknown:
         raise UnsupportedError(f"Known models are {', '.join(CASES)}. Received: {', '.join(unknown)}")
     rows, failed = [], 0
     for name in names or CASES:
         for size in CASES[name].batches:
-            lines, code = child(f"fidelity.measure({name!r}, {size}, {list(shares)!r}, {seconds})",
-                                  {"TF_CPU_ALLOCATOR_USE_BFC": "false"} if default_allocator else {})
+            lines, code = child(f"fidelity.measure({name!r}, {size}, {list(shares)!r}, {seconds})", {})
             failed = failed or code
             for row in lines:
                 if limit and "simulated" in row and row["share"] is not None:

@@ -44,6 +44,7 @@ _GREEDY_ATTEMPTS = 2
 _GREEDY_SHARE = 0.4            # of the time, as long as no plan fits
 _SEPARATORS_SHARE = 0.2        # of the time, if still no plan fits
 _BLOCKS = 16                   # into how many a large graph is cut
+_LEAST_BLOCKS = 3              # fewer are no chain
 _DISTINCT_SHARE = 2 / 3        # of them at most may differ
 _MANY_OPS = 500                # in a large graph
 _BLOCKS_SHARE = 0.25           # of the time
@@ -243,7 +244,7 @@ class _Search:
         """What is best for a block is best for its equals; the chain of them is planned exactly."""
         view = self._views[0]
         blocks, distinct = count_blocks(view.graph, _BLOCKS)
-        if distinct > _DISTINCT_SHARE * blocks:
+        if blocks < _LEAST_BLOCKS or distinct > _DISTINCT_SHARE * blocks:
             return
         seconds = min(_BLOCKS_SHARE * self._limits.seconds, self._deadline.left_seconds)
         limits = dataclasses.replace(self._limits, seconds=seconds)

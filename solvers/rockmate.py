@@ -63,5 +63,6 @@ class Rockmate:
         if best is None:
             left = dataclasses.replace(limits, seconds=max(deadline - time.monotonic(), 0.0))
             answer = _FALLBACK.search(graph, budget_bytes, left, report)
-            return dataclasses.replace(answer, stats={**answer.stats, "fallback": _FALLBACK.name})
+            stages = len(chains.chain_of(graph, max(self.blocks)))
+            return dataclasses.replace(answer, stats={**answer.stats, "stages": stages, "fallback": _FALLBACK.name})
         return Answer(best, StoppedBy.DONE if all_in_time else StoppedBy.TIME, stats=stats)

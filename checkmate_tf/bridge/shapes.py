@@ -20,7 +20,8 @@ def with_shapes(graph: tf.Graph) -> GraphDef:
     What is fed may have any shape, so behind placeholders Grappler takes no shape for known, and leaves what it does
     away with in plain Keras: `1.0 * x`, unfused activations, shapes as values. Arguments of a function tell theirs,
     those of the variables behind handles included; only of a `VariableShape` it makes no constant, and not of every `ShapeN`,
-    which would keep an activation for its shape alone. Loops and branches stay whole until `taking_apart`: as switches and merges they could be neither planned nor copied.
+    which would keep an activation for its shape alone. Loops and branches stay whole until `taking_apart`: as switches and
+    merges they could be neither planned nor copied.
     """
     graph_def = _with_attribute_renamed(graph.as_graph_def(add_shapes=True), _TAKE_APART, _LATER)
     position = {tensor.op.name: number for number, tensor in enumerate(graph.inputs)}
@@ -84,9 +85,14 @@ def _make_shape(node, operation: tf.Operation) -> None:
     shape = private.handle_shape(operation.inputs[0])
     if shape is None or not shape.is_fully_defined():
         return
-    dtype = operation.outputs[0].dtype
     node.Clear()
-    node.name, node.op = operation.name, "Const"
+    node.name = operation.name
+    _fill_constant(node, shape, operation.outputs[0].dtype)
+
+
+def _fill_constant(node, shape: tf.TensorShape, dtype: tf.DType) -> None:
+    """Makes the node, which has a name only, a constant whose value is the shape."""
+    node.op = "Const"
     node.attr["dtype"].type = dtype.as_datatype_enum
     node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(shape.as_list(), dtype, [shape.rank]))
 
@@ -99,10 +105,8 @@ def _shapes_known(graph_def: GraphDef, graph: tf.Graph) -> GraphDef:
             operation = graph.get_operation_by_name(node.name)
             for port, (tensor, shape) in enumerate(zip(operation.inputs, operation.outputs)):
                 if tensor.shape.is_fully_defined():
-                    constant = graph_def.node.add(name=f"{node.name}/of_{port}", op="Const")
-                    constant.attr["dtype"].type = shape.dtype.as_datatype_enum
-                    constant.attr["value"].tensor.CopyFrom(
-                        tf.make_tensor_proto(tensor.shape.as_list(), shape.dtype, [tensor.shape.rank]))
+                    constant = graph_def.node.add(name=f"{node.name}/of_{port}")
+                    _fill_constant(constant, tensor.shape, shape.dtype)
                     known[f"{node.name}:{port}" if port else node.name] = constant.name
     for node in graph_def.node:
         node.input[:] = [known.get(name.removesuffix(":0"), name) for name in node.input]

@@ -8,12 +8,13 @@ import time
 import pytest
 
 from checkmate_tf.ir.errors import SolverError
-from checkmate_tf.ir.graph import GraphBuilder
+from checkmate_tf.ir.graph import GraphBuilder, graph_from_instance
 from checkmate_tf.ir.simulate import keep_all_timeline, structural_floor
-from checkmate_tf.solvers import backend
+from checkmate_tf.solvers import auto, backend, bounds, rockmate
 from checkmate_tf.solvers.anneal import Anneal
 from checkmate_tf.solvers.auto import Auto
 from checkmate_tf.solvers.base import Limits, Scope, Status, StoppedBy, solve
+from checkmate_tf.solvers.layered import layered_instance
 from checkmate_tf.solvers.rebuild import Rebuild
 from tests import oracle
 from tests.strategies import interleaved_chains, linear_net, random_graph
@@ -191,6 +192,19 @@ def test_where_the_given_order_leaves_no_room_another_is_made():
     graph = interleaved_chains(16, 30)
     solution = solve(graph, 4, Auto(), Limits(seconds=8))
     assert solution.plan is not None and solution.peak_bytes <= 4
+
+
+@pytest.mark.parametrize("is_repeated", [True, False])
+def test_repeated_blocks_are_solved_once_and_where_there_are_none_nobody_tries(is_repeated, monkeypatch):
+    asked = []
+    real = rockmate.Rockmate.search
+    monkeypatch.setattr(rockmate.Rockmate, "search", lambda *arguments: asked.append(real(*arguments)) or asked[-1])
+    monkeypatch.setattr(auto, "_MANY_OPS", 40)
+    monkeypatch.setattr(bounds, "findings", lambda *arguments, **settings: iter(()))  # nothing is proved before
+    graph = linear_net(64) if is_repeated else graph_from_instance(layered_instance(120))
+    budget_bytes = (structural_floor(graph)[0] + 2 * keep_all_timeline(graph).peak_bytes) // 3
+    solution = solve(graph, budget_bytes, Auto(), Limits(seconds=3, threads=1))
+    assert solution.plan is not None and [answer.order is not None for answer in asked] == [True] * is_repeated
 
 
 def test_an_unknown_order_is_refused():

@@ -170,4 +170,4 @@ def test_without_a_chain_the_fallback_is_named(name, fallback):
     builder.op("more", [second], bytes=1, seconds=1.0, backward=True)
     graph = builder.build()
     solution = solvers.solve(graph, keep_all_timeline(graph).peak_bytes - 1, solvers.get(name))
-    assert solution.stats["fallback"] == fallback
+    assert (solution.stats["stages"], solution.stats["fallback"]) == (2, fallback)

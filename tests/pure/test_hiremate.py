@@ -1,7 +1,5 @@
 """Planning in parts, where the net is no chain."""
 
-import pytest
-
 from checkmate_tf import solvers
 from checkmate_tf.ir.graph import GraphBuilder
 from checkmate_tf.ir.simulate import keep_all_timeline, structural_floor
@@ -48,12 +46,14 @@ def test_skips_that_leave_no_chain_are_planned():
         assert solution.plan is not None and solution.overhead > 0
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_training_steps_with_everything_in_them(seed):
-    graph = strategies.training_net(seed, 4 + seed)
-    floor_bytes, base_bytes = structural_floor(graph)[0], keep_all_timeline(graph).peak_bytes
-    solution = solvers.solve(graph, (floor_bytes + 3 * base_bytes) // 4, HiRemate(), solvers.Limits(seconds=5))
-    assert solution.plan is None or solution.peak_bytes <= (floor_bytes + 3 * base_bytes) // 4
+def test_training_steps_with_everything_in_them():
+    found = 0
+    for seed in range(6):
+        graph = strategies.training_net(seed, 4 + seed)
+        floor_bytes, base_bytes = structural_floor(graph)[0], keep_all_timeline(graph).peak_bytes
+        budget_bytes = min((floor_bytes + 3 * base_bytes) // 4, base_bytes - 1)
+        found += solvers.solve(graph, budget_bytes, HiRemate(), solvers.Limits(seconds=5)).plan is not None
+    assert found > 3
 
 
 def test_where_the_chain_is_one_it_is_not_much_dearer_than_the_exact_programme():

@@ -41,7 +41,7 @@ def _append(path: str, row: dict) -> None:
     name = os.environ["PYTEST_CURRENT_TEST"].partition("::")[2].removesuffix(" (call)")
     with open(path, "a") as lines:
         lines.write(json.dumps({"kind": name} | row) + "\n")
-    pytest.skip("measured")
+    pytest.skip("measured instead of tested, as --loose asks")
 
 
 def _measured(make, train) -> dict:

@@ -149,6 +149,8 @@ def test_the_memory_timeline_is_saved_without_a_display(ending, start, trained, 
     assert (tmp_path / f"memory.{ending}").read_bytes().startswith(start)
     labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert len(labels) == 3 and labels[-1] == "budget 100 GB"
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert len(texts) == 2 and all("largest at the peak" in text and "conv2d" in text for text in texts)
 
 
 def test_a_plan_made_without_training_prints_the_same(batch):
