@@ -19,7 +19,8 @@ from checkmate_tf.ir.graph import Graph, Op, Value
 from checkmate_tf.ir.simulate import keep_all_timeline, structural_floor
 from checkmate_tf.solvers import chains
 from checkmate_tf.solvers.base import Limits, Solver, ignore_progress
-from checkmate_tf.solvers.chains import Option, Stage
+from checkmate_tf.solvers.chains import Option
+from checkmate_tf.solvers.stages import Stage, chain_of
 
 _PEAK_SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)         # of the way from the block's floor to its peak
 _SAVED_SHARES = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25, 0.1, 0.0)  # of what keeping all saves
@@ -27,7 +28,7 @@ _SAVED_SHARES = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25, 0.1, 0.0)  # of what keeping a
 
 def count_blocks(graph: Graph, most: int) -> tuple[int, int]:
     """Into how many blocks, at most so many, the graph is cut, and how many of them are distinct."""
-    stages = chains.chain_of(graph, most)
+    stages = chain_of(graph, most)
     return len(stages), len({_signature(block_graph(graph, stage)[0]) for stage in stages})
 
 

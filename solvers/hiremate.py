@@ -30,9 +30,10 @@ from checkmate_tf.ir.simulate import Timeline, keep_all_timeline, simulate
 from checkmate_tf.solvers import chains
 from checkmate_tf.solvers.base import Answer, Limits, Progress, Report, Solver, StoppedBy, ignore_progress
 from checkmate_tf.solvers.blocks import block_options
-from checkmate_tf.solvers.chains import Option, Stage
+from checkmate_tf.solvers.chains import Option
 from checkmate_tf.solvers.demand import Player
 from checkmate_tf.solvers.greedy import Greedy
+from checkmate_tf.solvers.stages import Stage, parts_of
 
 _PRICES = 8                     # of saved bytes, beside none
 _ROOMS = (1.1, 1.0, 0.9, 0.8)   # of the budget, for the problem of the parts, which is a model
@@ -57,7 +58,7 @@ class HiRemate:
             return Answer(graph.order, StoppedBy.DONE)
         best, best_seconds, smallest_peak_bytes, stats = None, math.inf, math.inf, {}
         for count in self.parts:
-            stages = chains.parts_of(graph, count)
+            stages = parts_of(graph, count)
             until = time.monotonic() + _OPTIONS_SHARE * (deadline - time.monotonic()) / len(self.parts)
             options, distinct = block_options(graph, stages, self.inner, until, dataclasses.replace(limits, seconds=0.0))
             for order, timeline in self._orders(graph, stages, options, budget_bytes, limits, deadline):

@@ -26,6 +26,7 @@ from checkmate_tf.solvers.base import Answer, Limits, Progress, Report, Solver, 
 from checkmate_tf.solvers.blocks import block_options
 from checkmate_tf.solvers.greedy import Greedy
 from checkmate_tf.solvers.hiremate import HiRemate
+from checkmate_tf.solvers.stages import chain_of
 
 _FALLBACK = HiRemate()
 _SHARE_OF_TIME = 0.5                                # for the options
@@ -48,7 +49,7 @@ class Rockmate:
             return Answer(graph.order, StoppedBy.DONE)
         best, best_seconds, all_in_time, stats = None, float("inf"), True, {}
         for blocks in self.blocks:
-            stages = chains.chain_of(graph, blocks)
+            stages = chain_of(graph, blocks)
             if len(stages) < 3:
                 continue
             options_deadline = time.monotonic() + _SHARE_OF_TIME * (deadline - time.monotonic()) / len(self.blocks)
@@ -63,6 +64,6 @@ class Rockmate:
         if best is None:
             left = dataclasses.replace(limits, seconds=max(deadline - time.monotonic(), 0.0))
             answer = _FALLBACK.search(graph, budget_bytes, left, report)
-            stages = len(chains.chain_of(graph, max(self.blocks)))
+            stages = len(chain_of(graph, max(self.blocks)))
             return dataclasses.replace(answer, stats={**answer.stats, "stages": stages, "fallback": _FALLBACK.name})
         return Answer(best, StoppedBy.DONE if all_in_time else StoppedBy.TIME, stats=stats)

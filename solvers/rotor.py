@@ -25,6 +25,7 @@ from checkmate_tf.ir.simulate import keep_all_timeline
 from checkmate_tf.solvers import chains
 from checkmate_tf.solvers.base import Answer, Limits, Progress, Report, StoppedBy
 from checkmate_tf.solvers.chen import Greedy, articulation_points
+from checkmate_tf.solvers.stages import chain_of
 
 _FALLBACK = Greedy("chen_greedy", articulation_points)
 
@@ -40,7 +41,7 @@ class Rotor:
         started = time.monotonic()
         if keep_all_timeline(graph).peak_bytes <= budget_bytes:
             return Answer(graph.order, StoppedBy.DONE)
-        stages = chains.chain_of(graph, self.most_stages)
+        stages = chain_of(graph, self.most_stages)
         if len(stages) < 3:
             return fallback(graph, budget_bytes, limits, report, started, len(stages))
         options = [[chains.keeping_option(graph, stage)] for stage in stages]

@@ -8,6 +8,7 @@ from checkmate_tf.ir.plan import plan_from_order
 from checkmate_tf.ir.simulate import keep_all_timeline, structural_floor
 from checkmate_tf.ir.verify import verify_plan
 from checkmate_tf.solvers import blocks, chains, rockmate
+from checkmate_tf.solvers.stages import Stage, chain_of
 from tests import oracle, strategies
 
 CHAIN_SOLVERS = ("rotor", "rockmate")
@@ -31,7 +32,7 @@ def blocks_of_a_dear_and_a_cheap_op(count):
 def test_a_linear_net_is_cut_after_every_layer():
     # Layers 0 1 2 and the loss 3; gradients 4 5 6 of layers 2 1 0. What gradient 2 reads, layer 2 and the loss, is there
     # in the last stage, and so on: each gradient comes in the stage behind its layer's.
-    stages = chains.chain_of(strategies.linear_net(3), 100)
+    stages = chain_of(strategies.linear_net(3), 100)
     assert [stage.forward for stage in stages] == [(0,), (1,), (2,), (3,)]
     assert [stage.backward for stage in stages] == [(), (6,), (5,), (4,)]
     assert [stage.border for stage in stages] == [(0,), (1,), (2,), ()]
@@ -44,7 +45,7 @@ def test_a_skip_keeps_its_layers_in_one_stage():
     c = builder.op("c", [a, b], bytes=1)
     d = builder.op("d", [c], bytes=1)
     builder.op("back", [d], bytes=1, backward=True)
-    assert [stage.forward for stage in chains.chain_of(builder.build(), 100)] == [(0,), (1, 2), (3,)]
+    assert [stage.forward for stage in chain_of(builder.build(), 100)] == [(0,), (1, 2), (3,)]
 
 
 def test_small_values_may_go_past_a_border_and_are_kept():
@@ -54,7 +55,7 @@ def test_small_values_may_go_past_a_border_and_are_kept():
     for name in "bcd":
         made.append(builder.op(name, [made[-1], statistics], bytes=100_000))
     builder.op("back", made, bytes=1, backward=True)
-    stages = chains.chain_of(builder.build(), 100)
+    stages = chain_of(builder.build(), 100)
     assert [stage.forward for stage in stages] == [(0, 1), (2,), (3,), (4,)]
     assert stages[0].carried == {0} and not any(stage.carried for stage in stages[1:])
 
@@ -67,7 +68,7 @@ def test_a_mask_that_was_traced_early_belongs_to_the_stage_that_reads_it():
         made.append(builder.op(name, made[-1:], bytes=10))
     made.append(builder.op("masked", [made[-1], mask], bytes=10))
     builder.op("back", made, bytes=1, backward=True)
-    assert [stage.forward for stage in chains.chain_of(builder.build(), 100)] == [(1,), (2,), (3,), (0, 4)]
+    assert [stage.forward for stage in chain_of(builder.build(), 100)] == [(1,), (2,), (3,), (0, 4)]
 
 
 def test_backward_ops_come_in_the_stage_of_what_they_depend_on_wherever_they_were_traced():
@@ -79,7 +80,7 @@ def test_backward_ops_come_in_the_stage_of_what_they_depend_on_wherever_they_wer
     helper = builder.op("helper", made[:1], bytes=1, backward=True)
     last = builder.op("gradient3", made[3:], bytes=1, backward=True)
     builder.op("gradient0", [helper, last], bytes=1, backward=True)
-    stages = chains.chain_of(builder.build(), 100)
+    stages = chain_of(builder.build(), 100)
     assert [stage.backward for stage in stages] == [(), (4, 6), (), (5,)]
 
 
@@ -93,7 +94,7 @@ def test_what_can_no_longer_be_made_is_not_asked_for():
     gradient = builder.op("gradient", [shift, loss], bytes=1, backward=True)
     builder.op("update", [gradient], bytes=0, once="writes a variable", overwrites=[variable], backward=True)
     graph = builder.build()
-    stage = chains.Stage((0, 1, 2, 3), (4, 5), frozenset(), (), frozenset(), 0, 0)
+    stage = Stage((0, 1, 2, 3), (4, 5), frozenset(), (), frozenset(), 0, 0)
     option = chains.option_of(graph, stage, stage.forward, (4, 5, 1), frozenset({shift, loss}))
     order = chains.play(graph, [stage], [chains.Action("keep", 0, option), chains.Action("back", 0, option)])
     assert order == (0, 1, 2, 3, 4, 5)
@@ -101,7 +102,7 @@ def test_what_can_no_longer_be_made_is_not_asked_for():
 
 
 def test_long_chains_are_merged_evenly():
-    stages = chains.chain_of(strategies.linear_net(40), 6)
+    stages = chain_of(strategies.linear_net(40), 6)
     assert len(stages) == 6 and max(len(stage.forward) for stage in stages) <= 9
 
 
@@ -123,7 +124,7 @@ def test_the_peak_of_a_part_is_what_the_simulator_finds_for_the_whole():
 def test_a_block_has_an_option_between_everything_and_nothing():
     # Without `cheap` 4 of a block's 8 bytes (dear 2, cheap 4, x 2) are saved for one second.
     graph = blocks_of_a_dear_and_a_cheap_op(4)
-    stages = chains.chain_of(graph, 100)
+    stages = chain_of(graph, 100)
     options, distinct = blocks.block_options(graph, stages, rockmate.Rockmate().inner, math.inf,
                                                solvers.Limits(seconds=0.0))
     # The first stage is `x` alone, the last the loss; of the four blocks between only the last differs in its gradient.

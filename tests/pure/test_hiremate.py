@@ -3,8 +3,8 @@
 from checkmate_tf import solvers
 from checkmate_tf.ir.graph import GraphBuilder
 from checkmate_tf.ir.simulate import keep_all_timeline, structural_floor
-from checkmate_tf.solvers import chains
 from checkmate_tf.solvers.hiremate import HiRemate
+from checkmate_tf.solvers.stages import parts_of
 from tests import strategies
 
 
@@ -27,7 +27,7 @@ def net_of_skips(depth):
 
 def test_all_that_others_read_is_the_border_of_a_part():
     graph = net_of_skips(4)
-    parts = chains.parts_of(graph, 3)
+    parts = parts_of(graph, 3)
     forward = [op for part in parts for op in part.forward]
     assert forward == [op.index for op in graph.ops if not op.backward] and len(parts) == 3
     for part in parts:
