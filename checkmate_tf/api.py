@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from checkmate_tf import batches, device_profile, planning, sweep
+from checkmate_tf import batches, device_profile, planning, rounds, sweep
 from checkmate_tf import keras as hooks
 from checkmate_tf.batches import BatchSearch
 from checkmate_tf.bridge.trace import batch_specs
@@ -63,8 +63,8 @@ def plan(model, budget: int | float | str, x, y=None, sample_weight=None, *, sol
         ahead.start()
         prepared = _prepare(model, x, y, sample_weight, profile, narrator)
         narrator.stage("solving")
-        return planning.solve_within(prepared, planning.budget_in_bytes(budget, prepared.base),
-                                     planning.get_solver(solver), planning.limits_for(solver, float(time_limit)),
+        return rounds.solve_within(prepared, planning.budget_in_bytes(budget, prepared.base),
+                                   planning.get_solver(solver), planning.limits_for(solver, float(time_limit)),
                                      functools.partial(narrator.solving, prepared.base.seconds))
 
 
@@ -166,7 +166,7 @@ def max_batch_size(model, budget: int | float | str, x, y=None, *, sample_weight
             narrator.stage("confirming the batch size")
             return family.confirmed(found, max_overhead)
         except InfeasibleBudgetError:
-            raise planning.infeasible(prepare(1), budget_bytes, chosen, limits) from None
+            raise rounds.infeasible(prepare(1), budget_bytes, chosen, limits) from None
 
 
 def _data(x, y, sample_weight):

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from checkmate_tf import planning, report, solvers
+from checkmate_tf import report, rounds, solvers
 from checkmate_tf.ir.errors import InfeasibleBudgetError, PlanError, UnsupportedError
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.plan import plan_from_order
@@ -252,7 +252,7 @@ def _placed(prepared: Prepared, order: Sequence[int]) -> int:
 
 def _solved(prepared: Prepared, budget_bytes: int, solver: Solver, limits: Limits, tell) -> Solution | None:
     try:
-        solution = planning.solve_within(prepared, budget_bytes, solver, limits, tell)
+        solution = rounds.solve_within(prepared, budget_bytes, solver, limits, tell)
     except InfeasibleBudgetError:
         return None
     return solution if max(solution.placed_peak_bytes, solution.peak_bytes) <= budget_bytes else None

@@ -34,7 +34,7 @@ from checkmate_tf.ir.units import format_bytes
 
 _STEPS = 3
 _SETTLED_FITS = 3
-_ROUNDS = 7
+_ROUNDS = 11
 _EQUAL_STEPS = 5
 
 

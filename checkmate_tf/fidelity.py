@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import checkmate_tf
-from checkmate_tf import planning, solvers, zoo
+from checkmate_tf import planning, rounds, solvers, zoo
 from checkmate_tf.benchmark import child, ratios
 from checkmate_tf.bridge import measure as device
 from checkmate_tf.bridge.emit import emit
@@ -158,23 +158,25 @@ def measure(name: str, size: int, shares: Sequence[float], seconds: float) -> No
         rows.append(common | {"share": share, "budget": budget_bytes, "simulated": placed_bytes, "predicted": overhead,
                               "measured": _peak_bytes(lambda: steps[share](batch))})
 
-    add(None, None, keep, planning.place_keep_all(prepared, 1 << 62), 0.0)
+    add(None, None, keep, rounds.place_keep_all(prepared, 1 << 62), 0.0)
     for share in shares:
         budget_bytes = int(graph.resident_bytes + share * (base.peak_bytes - graph.resident_bytes))
         prepared.places.look_again(keep)
         try:
-            solution = planning.solve_within(prepared, budget_bytes, solvers.get("auto"), planning.limits_for("auto", seconds),
-                                             ignore_progress)
+            solution = rounds.solve_within(prepared, budget_bytes, solvers.get("auto"), planning.limits_for("auto", seconds),
+                                           ignore_progress)
         except CheckmateError as error:
             rows.append(common | {"share": share, "budget": budget_bytes, "error": str(error).splitlines()[0]})
             continue
         add(share, budget_bytes, solution.plan, solution.placed_peak_bytes, solution.overhead, solution.spare_bytes)
     steps["at once"] = emit(prepared.traced, graph, keep, math.inf)
+    at_once_bytes = _peak_bytes(lambda: steps["at once"](batch))
     measured = ratios({"plain": lambda: model.train_function(iter([batch])),
                        **{share: lambda step=step: step(batch) for share, step in steps.items()}})
     for row in rows:
         if "simulated" in row:
-            row |= {"time_over_keep": measured[row["share"]] / measured[None], "keep_over_plain": measured["at once"]}
+            row |= {"time_over_keep": measured[row["share"]] / measured[None], "keep_over_plain": measured["at once"],
+                    "at_once_peak": at_once_bytes}
         print(json.dumps(row), flush=True)
 
 

@@ -23,14 +23,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from checkmate_tf import device_profile, planning
+from checkmate_tf import device_profile, planning, rounds
 from checkmate_tf.bridge import audit, measure, variables
 from checkmate_tf.bridge.emit import Emitted, emit, is_plenty
 from checkmate_tf.bridge.loops import LOOPS
 from checkmate_tf.bridge.trace import batch_specs
 from checkmate_tf.collector import without_collecting
 from checkmate_tf.ir.errors import CheckmateError, InfeasibleBudgetError, PlanError
-from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.plan import plan_from_order
 from checkmate_tf.ir.simulate import simulate
 from checkmate_tf.ir.units import format_bytes
@@ -158,8 +157,8 @@ class PlannedSteps(abc.ABC):
     def _solve(self, prepared: Prepared, budget_bytes: int, narrator: Narrator, limits: Limits,
                surplus_bytes: int = 0, before: Solution | None = None) -> Solution:
         narrator.stage("solving")
-        return planning.solve_within(prepared, budget_bytes, planning.get_solver(self.settings.solver), limits,
-                                     functools.partial(narrator.solving, prepared.base.seconds), surplus_bytes, before)
+        return rounds.solve_within(prepared, budget_bytes, planning.get_solver(self.settings.solver), limits,
+                                   functools.partial(narrator.solving, prepared.base.seconds), surplus_bytes, before)
 
     def _same_plan(self, prepared: Prepared) -> Solution | None:
         """The plan of an earlier shape, where this graph has the same ops and the plan fits its budget.
@@ -263,8 +262,8 @@ class PlannedSteps(abc.ABC):
             try:
                 limits = planning.limits_for(self.settings.solver, _REPLAN_SHARE * self.settings.time_limit)
                 if step.replans > _REPLANS:
-                    raise planning.infeasible(step.prepared, old.budget_bytes, planning.get_solver(self.settings.solver),
-                                              limits, step.surplus_bytes)
+                    raise rounds.infeasible(step.prepared, old.budget_bytes, planning.get_solver(self.settings.solver),
+                                            limits, step.surplus_bytes)
                 step.solution = self._solve(step.prepared, old.budget_bytes, narrator, limits, step.surplus_bytes, old)
             except InfeasibleBudgetError as error:
                 if not step.settled:
@@ -368,7 +367,7 @@ def _given(solution: Solution, prepared: Prepared, solver: Solver, limits: Limit
     verify_plan(prepared.graph, solution.plan)
     timeline = simulate(prepared.graph, solution.plan)
     if timeline.peak_bytes > solution.budget_bytes:
-        raise planning.infeasible(prepared, solution.budget_bytes, solver, limits)
+        raise rounds.infeasible(prepared, solution.budget_bytes, solver, limits)
     return dataclasses.replace(solution, timeline=timeline, base=prepared.base,
                                bound_seconds=min(max(solution.bound_seconds, prepared.base.seconds), timeline.seconds))
 

@@ -1,21 +1,15 @@
-"""From a model and one batch to a solved plan: what `compile`, `plan` and `estimate` share.
+"""From a model and one batch to a scheduling problem and a budget: what `compile`, `plan` and `estimate` share.
 
     build(model, data)            variables, slots and metric states exist
     prepare(model, data, ...)     Prepared: the traced step and its priced graph, with what is resident
-    budget_bytes(budget, ...)     "2GB", 0.6, "auto" -> bytes
-    solve_within(prepared, ...)   Solution, or InfeasibleBudgetError with floor, cause and remedies
-
-The allocator hands out whole chunks, which can be larger than what was asked for. A plan is therefore judged by where
-its values come to lie (`placement`), and made anew for less as long as that takes more than the budget.
+    budget_in_bytes(budget, ...)  "2GB", 0.6, "auto" -> bytes
+    limits_for(solver, ...)       how long to look for a plan, and how near to its bound
 """
 
 import dataclasses
-import functools
 import gc
-import math
 import numbers
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -29,34 +23,15 @@ from checkmate_tf.bridge.rehearse import Places
 from checkmate_tf.bridge.trace import Traced, batch_specs, flatten_batch, trace
 from checkmate_tf.bridge.writes import settle
 from checkmate_tf.collector import without_collecting
-from checkmate_tf.ir.errors import BudgetError, InfeasibleBudgetError, NotCompiledError, SolverError, UnsupportedError
+from checkmate_tf.ir.errors import BudgetError, NotCompiledError, SolverError, UnsupportedError
 from checkmate_tf.ir.graph import Graph
-from checkmate_tf.ir.placement import Layout, place
-from checkmate_tf.ir.plan import Plan, plan_from_order
-from checkmate_tf.ir.repair import repaired
-from checkmate_tf.ir.simulate import Timeline, held_at, keep_all_timeline, simulate, structural_floor
-from checkmate_tf.ir.units import format_bytes, parse_bytes
+from checkmate_tf.ir.simulate import Timeline, keep_all_timeline
+from checkmate_tf.ir.units import parse_bytes
 from checkmate_tf.profiles import Profile
-from checkmate_tf.report import short_name
-from checkmate_tf.solvers import Limits, Solution, Solver, Status, StoppedBy, ahead, ignore_progress
-from checkmate_tf.targets import Targets
+from checkmate_tf.solvers import Limits, Solution, Solver, ahead
 
 DEVICE_MARGIN = 0.1
-_ALLOWANCE = 0.05               # of what is not resident, left to the allocator in the first round
-_RESERVE = 0.01                 # of what is not resident, left to what else comes and goes, if there is a plan that leaves it
-_LEAST_STEP = 0.005             # of what is not resident, by which a target changes from round to round
-_ROUNDS = 8
-_ROUND_SHARE = 0.25             # of the time that is left, in each but the last; twice as much after one that finds nothing,
-_MOST_SHARE = 0.8               # up to this
-_MOST_PLACED = 30
-_MOST_NAMED = 5                 # values at a peak
-_REPAIR_SHARE = 0.08            # of the time, in each round
-_BETTER_SHARE = 0.5             # of the time, in which a cheaper plan is looked for when one fits
-_IMPATIENCE = 4                 # by how much more a cheaper plan must promise by then
-_ENOUGH = 0.003                 # of a step's time above the bound: less than anybody can measure
-_MARGIN = 0.1                   # of what is not resident, on a budget that an error says will do
-_MINIMUM_SEARCH_STEPS = 6
-_MINIMUM_SEARCH_SHARE = 0.05
+ENOUGH = 0.003                  # of a step's time above the bound: less than anybody can measure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +114,7 @@ def prepare_function(function: Callable, data: Any, profile: Profile | str, narr
 def limits_for(solver: Solver | str, seconds: float) -> Limits:
     """The time, and where to stop before it: the default planner near enough to its bound, since the plan has yet to fit when
     placed; a solver that was asked for by name where it always does."""
-    return Limits(seconds, gap=_ENOUGH) if solver == "auto" else Limits(seconds)
+    return Limits(seconds, gap=ENOUGH) if solver == "auto" else Limits(seconds)
 
 
 def check_budget(budget: Any) -> None:
@@ -176,173 +151,6 @@ def budget_in_bytes(budget: Any, base: Timeline) -> int:
     return int(budget * base.peak_bytes) if isinstance(budget, float) else int(budget)
 
 
-def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: Limits, report,
-                 surplus_bytes: int = 0, before: Solution | None = None) -> Solution:
-    """A plan whose peak, as its values come to lie, stays under the budget less what was measured beyond that before.
-
-    A solution from before, made when memory was free elsewhere, is repaired first, if that is all it needs.
-
-    Each round solves for a target below that (`Targets` says which) and places the plans that were the best at some time, the
-    cheapest first. Where all take more, the order of the one that comes closest is repaired for a while. Where one fits, a
-    cheaper one is looked for as long as plans that did not fit promise much, the more the longer it takes. The time limit is
-    for all rounds. A plan fits if it leaves a small reserve to what else comes and goes while a step runs. If none of the plans
-    found fits when placed, the one that comes closest is the answer, and a measurement decides. `stats` says what is held at
-    its peak. Raises InfeasibleBudgetError without any plan.
-    """
-    solution = _solved_within(prepared, budget_bytes, solver, limits, report, surplus_bytes, before)
-    held = {key: _largest_at_peak(prepared.graph, plan, timeline) for key, plan, timeline in (
-        ("held_at_peak", solution.plan, solution.timeline),
-        ("held_at_base_peak", plan_from_order(prepared.graph, prepared.graph.order), solution.base))}
-    return dataclasses.replace(solution, stats={**solution.stats, **held})
-
-
-def _largest_at_peak(graph: Graph, plan: Plan, timeline: Timeline) -> list[list]:
-    """[name of the op, bytes] of the largest values held at the peak."""
-    held = held_at(graph, plan, timeline.peak_step)[:_MOST_NAMED]
-    return [[short_name(graph.ops[graph.values[value].producer].name), graph.values[value].bytes] for value in held]
-
-
-def _solved_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: Limits, report, surplus_bytes: int,
-                   before: Solution | None) -> Solution:
-    limit_bytes = budget_bytes - surplus_bytes
-    spread = max(0, limit_bytes - prepared.residents.total)
-    if place_keep_all(prepared, limit_bytes) <= limit_bytes:
-        target_bytes = wanted_bytes = limit_bytes
-    else:
-        target_bytes = limit_bytes - int(_ALLOWANCE * spread)
-        wanted_bytes = limit_bytes - int(_RESERVE * spread)
-    targets = Targets(limit_bytes, target_bytes, int(_LEAST_STEP * spread))
-    closest, cheapest_seconds = None, math.inf
-    started = time.monotonic()
-    repair_seconds = _REPAIR_SHARE * limits.seconds
-    if before is not None and before.peak_bytes <= wanted_bytes:
-        placed, _ = _best_placed(prepared, before, (), wanted_bytes)
-        closest = _repaired(prepared, placed, wanted_bytes, repair_seconds, limits.seed)
-        if closest.placed_peak_bytes <= wanted_bytes:
-            return closest
-    share = _ROUND_SHARE
-    for number in range(_ROUNDS):
-        fits = closest is not None and closest.placed_peak_bytes <= wanted_bytes
-        end = started + (_BETTER_SHARE if fits else 1 - _REPAIR_SHARE) * limits.seconds
-        left = max(0.0, end - time.monotonic())
-        shared = dataclasses.replace(limits, seconds=left if number == _ROUNDS - 1 else share * left, seed=limits.seed + number)
-        orders: list[tuple[int, ...]] = []
-        try:
-            solution = solvers.solve(prepared.graph, targets.now, solver, shared, _noting(orders, report))
-        except KeyboardInterrupt:
-            if not fits:
-                raise
-            return closest
-        if solution.plan is None:
-            goes_on = targets.no_plan()
-            if solution.status is Status.UNKNOWN:
-                share = min(_MOST_SHARE, 2 * share)
-        else:
-            share = _ROUND_SHARE
-            placed, cheapest_bytes = _best_placed(prepared, solution, orders, wanted_bytes)
-            found = _repaired(prepared, placed, wanted_bytes, repair_seconds, shared.seed)
-            if closest is None or _rank(found, wanted_bytes) < _rank(closest, wanted_bytes):
-                closest = dataclasses.replace(found, budget_bytes=budget_bytes)
-            cheapest_seconds = min(cheapest_seconds, solution.seconds)
-            is_dearer = found.placed_peak_bytes <= wanted_bytes and found.seconds > solution.seconds
-            goes_on = targets.placed(*((solution.peak_bytes, cheapest_bytes - wanted_bytes) if is_dearer else
-                                       (found.peak_bytes, found.placed_peak_bytes - wanted_bytes)))
-        waited = (time.monotonic() - started) / limits.seconds
-        if closest is not None and closest.placed_peak_bytes <= wanted_bytes:
-            enough = _ENOUGH * (1 + _IMPATIENCE * waited / _BETTER_SHARE)
-            if closest.seconds <= (1 + enough) * cheapest_seconds or waited >= _BETTER_SHARE:
-                return closest
-        if not goes_on or waited >= 1 - _REPAIR_SHARE or solution.stopped_by is StoppedBy.INTERRUPT:
-            break
-    if closest is None and place_keep_all(prepared, limit_bytes) <= limit_bytes:     # where a solver gave up for another reason
-        kept = solvers.solve(prepared.graph, limit_bytes, solvers.get("keep_all"), limits, report)
-        return dataclasses.replace(_best_placed(prepared, kept, (), limit_bytes)[0], budget_bytes=budget_bytes)
-    if closest is None and surplus_bytes > _LEAST_STEP * spread:  # another plan may well take less beyond its placement
-        halved = dataclasses.replace(limits, seconds=limits.seconds / 2, seed=limits.seed + _ROUNDS)
-        return _solved_within(prepared, budget_bytes, solver, halved, report, surplus_bytes // 2, None)
-    if closest is None:
-        raise infeasible(prepared, budget_bytes, solver, limits, surplus_bytes)
-    return closest
-
-
-def _noting(orders: list[tuple[int, ...]], report):
-    """The same report, noting every plan that is told."""
-    def noting(progress):
-        if progress.order is not None and (not orders or orders[-1] != progress.order):
-            orders.append(progress.order)
-        report(progress)
-    return noting
-
-
-def _rank(placed: Solution, limit_bytes: int) -> tuple[bool, float]:
-    """Lower is better: the cheapest that fits, or else the one that comes closest."""
-    fits = placed.placed_peak_bytes <= limit_bytes
-    return not fits, placed.seconds if fits else placed.placed_peak_bytes
-
-
-def _best_placed(prepared: Prepared, solution: Solution, orders: Sequence[tuple[int, ...]],
-                 limit_bytes: int) -> tuple[Solution, int]:
-    """Of a solution and the plans that came before it, dearer ones first, the cheapest that fits when placed, or the one that
-    comes closest if none does; and what the solution itself takes."""
-    best, cheapest_bytes = None, None
-    for order in [solution.plan.order, *reversed(orders)][:_MOST_PLACED]:
-        plan = plan_from_order(prepared.graph, order)
-        placed_bytes = prepared.places.placed_bytes(plan, limit_bytes)
-        cheapest_bytes = placed_bytes if cheapest_bytes is None else cheapest_bytes
-        if best is None or placed_bytes < best.placed_peak_bytes:
-            best = dataclasses.replace(solution, plan=plan, timeline=simulate(prepared.graph, plan),
-                                       stats={**solution.stats, "placed_peak_bytes": placed_bytes})
-        if placed_bytes <= limit_bytes:
-            break
-    if best.seconds > solution.seconds and best.status is Status.OPTIMAL:
-        best = dataclasses.replace(best, status=Status.FEASIBLE)
-    return best, cheapest_bytes
-
-
-def _repaired(prepared: Prepared, solution: Solution, limit_bytes: int, seconds: float, seed: int) -> Solution:
-    """The same runs in an order that takes less when placed, if that is needed and one is found in the time."""
-    if solution.placed_peak_bytes <= limit_bytes:
-        return solution
-    graph = prepared.graph
-    placed = functools.partial(prepared.places.placed_bytes, limit_bytes=limit_bytes)
-    plan, placed_bytes = repaired(graph, solution.plan.order, placed, limit_bytes, seconds, seed)
-    if placed_bytes >= solution.placed_peak_bytes:
-        return solution
-    return dataclasses.replace(solution, plan=plan, timeline=simulate(graph, plan),
-                               stats={**solution.stats, "placed_peak_bytes": placed_bytes})
-
-
-def place_keep_all(prepared: Prepared, limit_bytes: int) -> int:
-    """The peak of keeping everything in whole chunks; on the device only if it is at most the limit on paper."""
-    return prepared.places.placed_bytes(plan_from_order(prepared.graph, prepared.graph.order), limit_bytes)
-
-
-def infeasible(prepared: Prepared, budget_bytes: int, solver: Solver, limits: Limits,
-               surplus_bytes: int = 0) -> InfeasibleBudgetError:
-    """The error for a budget that the solver found no plan for: what sets the floor, what works, what would help."""
-    graph, residents = prepared.graph, prepared.residents
-    floor_bytes, floor_op = structural_floor(graph)
-    proven = budget_bytes < floor_bytes
-    reached_bytes = _smallest_reached(prepared, solver, limits, max(budget_bytes - surplus_bytes, floor_bytes))
-    # One large value in a chunk twice its size is what tells places apart in which memory is free elsewhere.
-    largest_bytes = max((value.bytes for value in graph.values), default=0)
-    working_bytes = surplus_bytes + reached_bytes + max(largest_bytes, int(_MARGIN * (reached_bytes - residents.total)))
-    rows = residents.rows()
-    if floor_op >= 0:
-        rows[f"inputs, outputs and scratch of {graph.ops[floor_op].name}"] = floor_bytes - residents.total
-    lines = [f"No plan for this step fits the budget of {format_bytes(budget_bytes)}"
-             + (": its floor, which no recomputation can go below, is " + format_bytes(floor_bytes) + "." if proven else
-                f" (none was found; the proven floor is {format_bytes(floor_bytes)})."),
-             f"The smallest budget known to work is {format_bytes(working_bytes)} ({working_bytes} bytes); keeping everything takes "
-             f"{format_bytes(prepared.base.peak_bytes)}.", "What is held at the floor:"]
-    lines += [f"  {format_bytes(size):>9}  {label}" for label, size in rows.items()]
-    if surplus_bytes:
-        lines.append(f"  {format_bytes(surplus_bytes):>9}  measured on top by the allocator, which hands out whole chunks")
-    lines.append(_remedy(residents, budget_bytes))
-    lines.append(f"Received: budget of {budget_bytes} bytes")
-    return InfeasibleBudgetError("\n".join(lines), budget_bytes, working_bytes, working_bytes == floor_bytes, rows)
-
-
 def get_solver(solver: Solver | str) -> Solver:
     """The solver of this name, or the solver itself. Raises SolverError for what is neither."""
     if isinstance(solver, str):
@@ -365,36 +173,6 @@ def _residents(model, traced: Traced, graph: Graph, batch_is_there: bool) -> Res
     there = (traced.argument_bytes if batch_is_there else 0) + traced.capture_bytes
     elsewhere = max(0, held[0] - there) if held is not None else 0
     return Residents(weights, optimizer, others, traced.argument_bytes, elsewhere)
-
-
-def _smallest_reached(prepared: Prepared, solver: Solver, limits: Limits, above_bytes: int) -> int:
-    """The smallest budget above this, up to keep-everything's peak, for which a quick search finds a plan that fits when
-    placed, here and where nothing else has been before: the budget will be tried in another process."""
-    empty = Layout(prepared.traced.resident_sizes)
-    low, high = above_bytes, place_keep_all(prepared, 0)
-    quick = dataclasses.replace(limits, seconds=_MINIMUM_SEARCH_SHARE * limits.seconds)
-    for _ in range(_MINIMUM_SEARCH_STEPS):
-        if high - low <= 0.01 * high:
-            break
-        middle = (low + high) // 2
-        orders: list[tuple[int, ...]] = []
-        found = solvers.solve(prepared.graph, middle, solver, quick, _noting(orders, ignore_progress))
-        if found.plan is not None:
-            found = _repaired(prepared, _best_placed(prepared, found, orders, middle)[0], middle, quick.seconds / 3, 0)
-        reached = math.inf if found.plan is None else max(
-            found.placed_peak_bytes, place(prepared.graph, found.plan, empty).peak_bytes)
-        low, high = (low, reached) if reached < high else (middle, high)
-    return max(high, above_bytes + 1)
-
-
-def _remedy(residents: Residents, budget_bytes: int) -> str:
-    if residents.weights + residents.optimizer + residents.other_variables >= budget_bytes:
-        return ("Weights and optimizer slots alone exceed the budget, and recomputation cannot help there: use an optimizer with "
-                "fewer slots (SGD, Adafactor, Lion), freeze layers, or use a smaller model.")
-    if residents.total >= budget_bytes:
-        return ("What is resident exceeds the budget before the step begins: use a smaller batch, or drop other tensors and models "
-                "that live on this device.")
-    return "A smaller batch or smaller inputs lower the floor; so does a layer with smaller outputs where the floor is set."
 
 
 def check_model(model) -> None:

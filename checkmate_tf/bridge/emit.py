@@ -41,7 +41,7 @@ RECOMPUTED = "/recompute_"
 FREE = "checkmate_tf_free_"
 FREED_BYTES = 1 << 14
 _PLENTY = 0.1                    # of what is not resident at the peak, left over: enough for computations to run at once
-_MOST_AT_ONCE = 16
+_MOST_AT_ONCE = 64               # a long one holds up what follows on these; with 16, a step of few such took up to a tenth longer
 _TAKING_APART = ("function", "pruning", "dependency")
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 import checkmate_tf
 from budgets import Recomputes, assert_same_variables, recompute, recomputations, tight_budget
 from checkmate_tf import (BudgetError, InfeasibleBudgetError, NotCompiledError, PlanError, ProfileError, SolverError,
-                          UnsupportedError, planning)
+                          UnsupportedError, rounds)
 from checkmate_tf.bridge import measure
 from checkmate_tf.ir.placement import Placement
 from checkmate_tf.solvers import Solution
@@ -131,7 +131,7 @@ def test_the_budget_that_an_error_calls_the_smallest_works(batch):
 def test_a_budget_is_called_the_smallest_only_if_it_holds_where_nothing_has_been_before(batch, monkeypatch):
     model = _sgd()
     needs = checkmate_tf.estimate(model, *batch, profile="cpu", verbose=0)
-    monkeypatch.setattr(planning, "place", lambda *arguments: Placement(1 << 40, 1 << 40))
+    monkeypatch.setattr(rounds, "place", lambda *arguments: Placement(1 << 40, 1 << 40))
     checkmate_tf.compile(model, 1000, **QUIET)
     with pytest.raises(InfeasibleBudgetError) as caught:
         model.train_on_batch(*batch)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import checkmate_tf
 from budgets import Recomputes, assert_same_variables, recompute, recomputations, tight_budget
-from checkmate_tf import planning
+from checkmate_tf import rounds
 from checkmate_tf.bridge import audit, measure
 from checkmate_tf.solvers import Solution
 from networks import conv_net, digits, values_of
@@ -388,13 +388,13 @@ def test_what_a_step_took_beyond_its_plan_is_reckoned_with_by_the_next_plan(batc
     def solve_within(prepared, budget_bytes, solver, limits, report, surplus_bytes=0, before=None):
         surpluses.append(surplus_bytes)
         return real(prepared, budget_bytes, solver, limits, report, surplus_bytes, before)
-    real = planning.solve_within
+    real = rounds.solve_within
     for _ in range(2):
         keras.backend.clear_session(free_memory=False)
         with monkeypatch.context() as patched:
             patched.setenv("XDG_CACHE_HOME", str(tmp_path))
             patched.setattr("checkmate_tf.keras.is_plenty", lambda *arguments: False)
-            patched.setattr(planning, "solve_within", solve_within)
+            patched.setattr(rounds, "solve_within", solve_within)
             model = _sgd()
             needs = checkmate_tf.estimate(model, *batch, verbose=0)
             budget = int(needs.resident_bytes + 0.8 * (needs.keep_all_peak_bytes - needs.resident_bytes)) + 1_000_000

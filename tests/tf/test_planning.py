@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from checkmate_tf import planning
+from checkmate_tf import planning, rounds
 from checkmate_tf.ir.graph import GraphBuilder
 from checkmate_tf.ir.simulate import keep_all_timeline
 from checkmate_tf.solvers import Answer, Limits, Progress, StoppedBy
@@ -51,7 +51,7 @@ def prepared(placed):
 
 def solved(placed, calls):
     solver = Script(calls)
-    return planning.solve_within(prepared(placed), BUDGET, solver, Limits(seconds=10), lambda progress: None), solver.targets
+    return rounds.solve_within(prepared(placed), BUDGET, solver, Limits(seconds=10), lambda progress: None), solver.targets
 
 
 def test_a_plan_that_takes_more_when_placed_is_made_anew_for_as_much_less():
@@ -73,7 +73,7 @@ def test_the_dearer_plan_is_the_answer_where_none_is_cheaper():
 
 def test_where_a_round_finds_nothing_the_next_one_has_more_time():
     solver = Script([(), (CHEAP_TOO,)])
-    solution = planning.solve_within(prepared({CHEAP_TOO: 8000}), BUDGET, solver, Limits(seconds=10), lambda progress: None)
+    solution = rounds.solve_within(prepared({CHEAP_TOO: 8000}), BUDGET, solver, Limits(seconds=10), lambda progress: None)
     assert solution.plan.order == CHEAP_TOO
     assert solver.targets[1] > solver.targets[0] and solver.seconds[1] > 1.2 * solver.seconds[0]
 
@@ -95,7 +95,7 @@ class Interrupted(Script):
 def test_an_interrupt_while_a_cheaper_plan_is_looked_for_leaves_the_dearer_one():
     solver = Interrupted([(DEAR, CHEAP)])
     places = prepared({DEAR: 8000, CHEAP: 9100})
-    solution = planning.solve_within(places, BUDGET, solver, Limits(seconds=10), lambda progress: None)
+    solution = rounds.solve_within(places, BUDGET, solver, Limits(seconds=10), lambda progress: None)
     assert solution.plan.order == DEAR
 
 
@@ -105,5 +105,5 @@ def test_after_an_interrupt_no_further_round_begins():
         def search(self, graph, budget_bytes, limits, report):
             return dataclasses.replace(super().search(graph, budget_bytes, limits, report), stopped_by=StoppedBy.INTERRUPT)
     solver = Stopped([(DEAR, CHEAP)])
-    solution = planning.solve_within(prepared({DEAR: 8000, CHEAP: 9100}), BUDGET, solver, Limits(seconds=10), lambda progress: None)
+    solution = rounds.solve_within(prepared({DEAR: 8000, CHEAP: 9100}), BUDGET, solver, Limits(seconds=10), lambda progress: None)
     assert solution.plan.order == DEAR and len(solver.targets) == 1

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from checkmate_tf import planning
+from checkmate_tf import planning, rounds
 from checkmate_tf.bridge import measure
 from checkmate_tf.bridge.emit import emit
 from checkmate_tf.bridge.rehearse import Device, Places
@@ -134,5 +134,5 @@ def a_plan_leaves_a_reserve():
     prepared, _ = _prepared()
     spread = prepared.base.peak_bytes - prepared.residents.total
     budget = prepared.residents.total + int(0.8 * spread)
-    solution = planning.solve_within(prepared, budget, get("auto"), Limits(seconds=20), ignore_progress)
+    solution = rounds.solve_within(prepared, budget, get("auto"), Limits(seconds=20), ignore_progress)
     assert solution.placed_peak_bytes <= budget - 0.01 * 0.8 * spread + 1

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from budgets import Recomputes, assert_same_training, assert_same_variables, recompute, recomputations
-from checkmate_tf import planning
+from checkmate_tf import planning, rounds
 from checkmate_tf.bridge import measure, variables
 from checkmate_tf.bridge.emit import emit
 from checkmate_tf.ir.plan import plan_from_order
@@ -260,8 +260,8 @@ def test_every_variable_has_the_same_bits_as_without_recomputation(optimizer, da
     planning.build(model, batch)
     prepared = planning.prepare(model, batch, "cpu", lambda text: None, batch_is_there=True)
     budget = int(prepared.residents.total + 0.5 * (prepared.base.peak_bytes - prepared.residents.total))
-    solution = planning.solve_within(prepared, budget, planning.get_solver("auto"), Limits(seconds=3),
-                                     lambda progress: None)
+    solution = rounds.solve_within(prepared, budget, planning.get_solver("auto"), Limits(seconds=3),
+                                   lambda progress: None)
     assert sum(solution.timeline.runs) > len(solution.timeline.runs)
     start, ends = variables.snapshot(prepared.traced), []
     for plan in (plan_from_order(prepared.graph, prepared.graph.order), solution.plan):
