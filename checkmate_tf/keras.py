@@ -345,7 +345,8 @@ class Rematerialized(PlannedSteps):
         def call(arguments):
             return function(*arguments)
         is_there = all(tf.is_tensor(leaf) for leaf in tf.nest.flatten(data))
-        return planning.prepare_function(call, data, self.settings.profile, narrate, is_there, autograph=True)
+        return planning.prepare_function(call, data, self.settings.profile, narrate, is_there, self.solution is None,
+                                         autograph=True)
 
 
 def install(model, settings: Settings) -> None:

@@ -17,6 +17,7 @@ from absl import logging
 
 from checkmate_tf import device_profile, solvers
 from checkmate_tf.bridge import measure
+from checkmate_tf.bridge.compact import compact
 from checkmate_tf.bridge.extract import extract
 from checkmate_tf.bridge.price import price
 from checkmate_tf.bridge.rehearse import Places
@@ -88,13 +89,18 @@ def prepare(model, data: Any, profile: Profile | str, narrate: Callable[[str], N
 
     batch_is_there: whether the batch is among the bytes that the allocator already counts
     """
-    return prepare_function(model.train_step, data, profile, narrate, batch_is_there, model)
+    planned = getattr(model, "checkmate", None)
+    may_move = planned is None or planned.solution is None
+    return prepare_function(model.train_step, data, profile, narrate, batch_is_there, may_move, model)
 
 
 @without_collecting()
 def prepare_function(function: Callable, data: Any, profile: Profile | str, narrate: Callable[[str], None],
-                     batch_is_there: bool, model=None, autograph: bool = False) -> Prepared:
-    """The same for any function of one argument, the batch. The model, if there is one, tells weights from slots."""
+                     batch_is_there: bool, may_move: bool, model=None, autograph: bool = False) -> Prepared:
+    """The same for any function of one argument, the batch. The model, if there is one, tells weights from slots.
+
+    may_move: whether variables may be moved together, which would change where the values of steps planned before come to lie
+    """
     narrate("tracing the training step")
     traced = trace(function, batch_specs(data), autograph)
     graph = extract(traced)
@@ -103,7 +109,11 @@ def prepare_function(function: Callable, data: Any, profile: Profile | str, narr
     graph = price(traced, graph, profile)
     here = batch_is_there or (profile.device, profile.software) == (measure.device_description(), measure.software())
     if here:
-        settle(handle for _, handle in traced.captures)
+        handles = [handle for _, handle in traced.captures]
+        settle(handles)
+        if may_move:
+            narrate("moving variables together")
+            compact(graph, handles, traced.argument_bytes if batch_is_there else 0)
     residents = _residents(model, traced, graph, batch_is_there)
     graph = dataclasses.replace(graph, resident_bytes=residents.total)
     narrate("looking at where memory is free")

@@ -20,13 +20,13 @@ import numpy as np
 import tensorflow as tf
 
 from checkmate_tf.bridge import private
-from checkmate_tf.bridge.extract import POOLED_RESULT, inside_of, pooling_of, workspace_bytes
+from checkmate_tf.bridge.extract import POOLED_RESULT, inside_of, pooling_of
 from checkmate_tf.bridge.loops import LOOPS
 from checkmate_tf.bridge.price import computing, flops, moved_bytes, op_key, static_value, tensor_bytes
 from checkmate_tf.bridge.shapes import LEAST_TURNS
 from checkmate_tf.bridge.trace import GraphDef, Traced, import_function
 from checkmate_tf.ir.graph import Graph
-from checkmate_tf.ir.units import GRANULE_BYTES, in_granules
+from checkmate_tf.ir.units import in_granules
 from checkmate_tf.profiles import OpCost, OpKey, Profile
 
 SMALL_BYTES = 1 << 17

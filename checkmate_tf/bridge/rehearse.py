@@ -98,10 +98,10 @@ class Device:
     def peak_bytes(self, plan: Plan) -> int:
         """The bytes that the plan's requests take, in whole chunks, beyond what is held now. Raises OutOfMemory."""
         requests = Requests(self._graph, plan)
-        held_bytes = self._begin()
+        held_bytes = self.begin()
         reset_peak()
         for _ in range(ROUNDS):
-            requests.play(self._allocate, self._release)
+            requests.play(self.allocate, self.release)
         return measured_memory()[1] - held_bytes
 
     def stretches(self, plan: Plan, known: Iterable[tuple[int, int]] = ()) -> tuple[tuple[int, int], ...]:
@@ -112,12 +112,12 @@ class Device:
         def allocate(size: int) -> tf.Tensor:
             tensor, taken_bytes = self._served(size)
             if taken_bytes > 0:         # small tensors may come from another allocator
-                found.append((_address(tensor), taken_bytes))
+                found.append((address_of(tensor), taken_bytes))
             return tensor
 
-        self._begin()
+        self.begin()
         with contextlib.suppress(OutOfMemory):
-            Requests(self._graph, plan).play(allocate, self._release)
+            Requests(self._graph, plan).play(allocate, self.release)
             # With all that is known taken, what goes on being served from right behind it belongs to it. The first
             # that is not is from elsewhere, a new region most likely, of which enough is taken to tell it is large.
             taken = joined(found)
@@ -140,7 +140,7 @@ class Device:
         """Small tensors with free memory of exactly this size, but for the last, right before each; where that succeeds."""
         fences, others = [], []
         with contextlib.suppress(OutOfMemory):
-            self._begin()
+            self.begin()
             fence_bytes = next((tried for tried in _FENCES_BYTES if self._served(tried)[1] > 0), max(_FENCES_BYTES))
             for _ in range(_TRIES):
                 if len(fences) > _ROOMS:
@@ -150,8 +150,8 @@ class Device:
                 if taken_bytes != size:
                     continue
                 for _ in range(_TRIES):
-                    fence = self._allocate(fence_bytes)
-                    if _address(fence) == _address(room) + size:
+                    fence = self.allocate(fence_bytes)
+                    if address_of(fence) == address_of(room) + size:
                         fences.append(fence)
                         break
                     others.append(fence)
@@ -160,15 +160,17 @@ class Device:
     def _served(self, size: int) -> tuple[tf.Tensor, int]:
         """A tensor of so many bytes, and the bytes of the chunk that it was given."""
         held_bytes = measured_memory()[0]
-        tensor = self._allocate(size)
+        tensor = self.allocate(size)
         return tensor, measured_memory()[0] - held_bytes
 
-    def _begin(self) -> int:
+    def begin(self) -> int:
+        """The bytes held now; what is left of a limit is counted from there."""
         held_bytes, limit_bytes = measured_memory()[0], measure.memory_limit()
         self._left_bytes = limit_bytes - held_bytes if limit_bytes is not None else math.inf
         return held_bytes
 
-    def _allocate(self, size: int) -> tf.Tensor:
+    def allocate(self, size: int) -> tf.Tensor:
+        """A tensor of so many bytes. Raises OutOfMemory."""
         # What cannot fit is not tried: the allocator would wait for it.
         if size > self._left_bytes:
             raise OutOfMemory
@@ -182,7 +184,7 @@ class Device:
         self._left_bytes -= tensor.shape.num_elements()
         return tensor
 
-    def _release(self, tensor: tf.Tensor) -> None:
+    def release(self, tensor: tf.Tensor) -> None:
         """Counts the tensor as gone; it goes when its last reference does."""
         self._left_bytes += tensor.shape.num_elements()
 
@@ -193,7 +195,7 @@ def _variables(traced: Traced) -> list[tuple[int, int]]:
     for _, handle in traced.captures:
         dtype = private.handle_dtype(handle)
         if dtype is not None and private.handle_bytes(handle) >= _LEAST_STRETCH_BYTES:
-            found.append((_address(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)), private.handle_bytes(handle)))
+            found.append((address_of(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)), private.handle_bytes(handle)))
     return found
 
 
@@ -203,7 +205,7 @@ def _batches_around(batch: Sequence[tf.Tensor], variables: Sequence[tuple[int, i
     for tensor in batch:
         size = in_granules(tensor_bytes(tensor))
         for step in (1, -1):
-            address = _address(tensor)
+            address = address_of(tensor)
             for _ in range(_ROOMS):
                 if any(start < address + size and address < start + taken for start, taken in variables):
                     break
@@ -223,7 +225,7 @@ def _belongs(address: int, taken: Iterable[tuple[int, int]], now: Iterable[tuple
     return any(start <= before < start + size for before, _ in taken)
 
 
-def _address(tensor: tf.Tensor) -> int:
+def address_of(tensor: tf.Tensor) -> int:
     """Where the tensor lies, from its DLPack form, whose first field that is."""
     capsule = tf.experimental.dlpack.to_dlpack(tensor)
     return ctypes.c_void_p.from_address(_capsule_pointer(capsule, b"dltensor")).value

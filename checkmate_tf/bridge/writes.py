@@ -122,14 +122,18 @@ def settle(captures: Iterable[tf.Tensor]) -> None:
 
     Else the first write in place would move it.
     """
-    for handle in captures:
-        shape, dtype = private.handle_shape(handle), private.handle_dtype(handle)
-        if not _is_writable(shape) or shape.rank == 0 or not is_number(dtype):
-            continue
-        zeros, ones = [0] * shape.rank, [1] * shape.rank
+    for handle in movable(captures):
+        rank, dtype = private.handle_shape(handle).rank, private.handle_dtype(handle)
+        zeros, ones = [0] * rank, [1] * rank
         tf.raw_ops.ResourceStridedSliceAssign(ref=handle, begin=zeros, end=zeros, strides=ones, value=tf.zeros(zeros, dtype),
                                               begin_mask=0, end_mask=0, ellipsis_mask=0, new_axis_mask=0, shrink_axis_mask=0)
         tf.raw_ops.DisableCopyOnRead(resource=handle)
+
+
+def movable(captures: Iterable[tf.Tensor]) -> list[tf.Tensor]:
+    """The handles of those variables that `settle` gives memory of their own where they share it."""
+    shapes = ((handle, private.handle_shape(handle)) for handle in captures)
+    return [handle for handle, shape in shapes if _is_writable(shape) and shape.rank and is_number(private.handle_dtype(handle))]
 
 
 def is_number(dtype: tf.DType) -> bool:

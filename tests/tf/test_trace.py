@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from checkmate_tf.bridge.rehearse import _address
+from checkmate_tf.bridge.rehearse import address_of
 from checkmate_tf.bridge.trace import batch_specs, flatten_batch, import_function, tensor_name, trace
 from checkmate_tf.bridge.writes import settle
 from checkmate_tf.ir.errors import UnsupportedError
@@ -129,17 +129,17 @@ def test_variables_are_assigned_to_where_they_are():
 
 
 def _place(variable):
-    return _address(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)) if variable.dtype != tf.bool else None
+    return address_of(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)) if variable.dtype != tf.bool else None
 
 
 def test_a_variable_is_given_memory_of_its_own_and_keeps_its_value():
     value = tf.random.stateless_normal([300, 2], [1, 2])
     variable = tf.Variable(tf.zeros([300, 2]))
     variable.assign(value)
-    assert _place(variable) == _address(value)        # they share it
+    assert _place(variable) == address_of(value)        # they share it
     settle([variable.handle])
     settled = _place(variable)
-    assert settled != _address(value) and np.array_equal(variable, value)
+    assert settled != address_of(value) and np.array_equal(variable, value)
     variable.assign_add(tf.ones([300, 2]))
     assert _place(variable) == settled
 
