@@ -3,7 +3,8 @@
 For each workload, in a process of its own under TensorFlow's best-fit allocator: plain Keras's peak; then, with everything kept
 (in another order than the trace's where plain Keras takes less than that) and at each share of the way from resident bytes to
 the keep-everything peak, the planned peak in whole chunks beside the allocator's over three steps, and the planned time beside
-the step's, as ratios to keeping everything, interleaved.
+the step's, as ratios to keeping everything, interleaved. The computations of these steps run one after another, as planned, even
+where so much memory is left over that `fit` runs some at once; kept / plain is of everything kept and run at once.
 Below stands where a tighter budget takes more memory or less time, which none should. With a limit, each budget is also put on a
 process as the hard limit of its memory, in which `fit` runs twenty steps.
 """
@@ -155,8 +156,8 @@ def measure(name: str, size: int, shares: Sequence[float], seconds: float) -> No
               "plain_peak": plain_bytes}
     rows, steps = [], {}
 
-    def add(share, budget_bytes, plan, placed_bytes, overhead, spare_bytes=0):
-        steps[share] = emit(prepared.traced, graph, plan, spare_bytes)
+    def add(share, budget_bytes, plan, placed_bytes, overhead):
+        steps[share] = emit(prepared.traced, graph, plan)
         rows.append(common | {"share": share, "budget": budget_bytes, "simulated": placed_bytes, "predicted": overhead,
                               "measured": _peak_bytes(lambda: steps[share](batch))})
 
@@ -170,7 +171,7 @@ def measure(name: str, size: int, shares: Sequence[float], seconds: float) -> No
         except CheckmateError as error:
             rows.append(common | {"share": share, "budget": budget_bytes, "error": str(error).splitlines()[0]})
             continue
-        add(share, budget_bytes, solution.plan, solution.placed_peak_bytes, solution.overhead, solution.spare_bytes)
+        add(share, budget_bytes, solution.plan, solution.placed_peak_bytes, solution.overhead)
     steps["at once"] = emit(prepared.traced, graph, keep, math.inf)
     at_once_bytes = _peak_bytes(lambda: steps["at once"](batch))
     measured = ratios({"plain": lambda: model.train_function(iter([batch])),
