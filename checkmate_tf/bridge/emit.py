@@ -40,8 +40,10 @@ _UNFOLDED = "_scoped_allocator"
 RECOMPUTED = "/recompute_"
 FREE = "checkmate_tf_free_"
 FREED_BYTES = 1 << 14
-_PLENTY = 0.1                    # of what is not resident at the peak, left over: enough for computations to run at once
-_MOST_AT_ONCE = 64               # a long one holds up what follows on these; with 16, a step of few such took up to a tenth longer
+_PLENTY = 0.3                    # of what is not resident at the peak, left over: enough for computations to run at once; with a
+                                 # tenth, peaks came out above the budget
+_AT_ONCE_SHARE = 1 / 3           # of that; the rest is the allocator's, which is asked in another order than planned
+_MOST_AT_ONCE = 64               # on these waits what follows a long one; with 16, steps of few ops took up to a tenth longer
 _TAKING_APART = ("function", "pruning", "dependency")
 
 
@@ -105,7 +107,7 @@ class _Window:
 
     def __init__(self, graph: Graph, timeline: Timeline, spare_bytes: float):
         self._graph, self._timeline = graph, timeline
-        self._limit_bytes = timeline.peak_bytes + spare_bytes / 2 if is_plenty(graph, timeline, spare_bytes) else 0
+        self._limit_bytes = timeline.peak_bytes + _AT_ONCE_SHARE * spare_bytes if is_plenty(graph, timeline, spare_bytes) else 0
         self._held_before: list[float] = []           # of each computation so far, the bytes that are live when it begins
         self._made_bytes: list[float] = []
         self._latest: dict[int, int] = {}
