@@ -65,7 +65,7 @@ def plan(model, budget: int | float | str, x, y=None, sample_weight=None, *, sol
         narrator.stage("solving")
         return rounds.solve_within(prepared, planning.budget_in_bytes(budget, prepared.base),
                                    planning.get_solver(solver), planning.limits_for(solver, float(time_limit)),
-                                     functools.partial(narrator.solving, prepared.base.seconds))
+                                   functools.partial(narrator.solving, prepared.base.seconds))
 
 
 def rematerialize(function, budget: int | float | str | Solution, *specs, solver: str | Solver = "auto", time_limit: float = 60.0,

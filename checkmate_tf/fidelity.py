@@ -111,6 +111,7 @@ def run(names: Sequence[str], shares: Sequence[float], seconds: float, limit: bo
     if not as_json:
         console = Console(highlight=False, width=150)
         console.print(_table(rows, limit))
+        console.print("\n".join(summary(rows)))
         found = cliffs(rows)
         console.print("\n".join(found) if found else "As budgets tighten, no measured peak rises and no planned time falls.")
     return failed
@@ -129,6 +130,18 @@ def cliffs(rows: Sequence[dict]) -> list[str]:
             if row["predicted"] < before["predicted"]:
                 found.append(f"{where} planned time falls from {100 * before['predicted']:+.2f} to {100 * row['predicted']:+.2f} %")
     return found
+
+
+def summary(rows: Sequence[dict]) -> list[str]:
+    """How many peaks and times are as planned, and how many steps with nothing recomputed are no worse than plain Keras's."""
+    planned = [row for row in rows if "simulated" in row]
+    kept = [row for row in planned if row["share"] is None]
+    peaks = [0.965 <= row["measured"] / row["simulated"] < 1.005 for row in planned]
+    off = [100 * abs(row["predicted"] - (row["time_over_keep"] - 1)) for row in planned if row["share"] is not None]
+    return [f"Peaks within 0.97 to 1.00 of planned, rounded: {sum(peaks)} of {len(peaks)}. Extra times within 3 points: "
+            f"{sum(points <= 3 for points in off)} of {len(off)}, within 6: {sum(points <= 6 for points in off)}.",
+            f"Of {len(kept)} steps with nothing recomputed, run at once, {sum(row['at_once_peak'] <= row['plain_peak'] for row in kept)} "
+            f"take at most plain Keras's memory, {sum(row['keep_over_plain'] <= 1.03 for row in kept)} at most 1.03 times its time."]
 
 
 def _compiled(name: str, size: int) -> tuple[keras.Model, str]:
@@ -221,15 +234,15 @@ def _peak_bytes(step: Callable[[], object]) -> int:
 def _table(rows: Sequence[dict], limit: bool) -> Table:
     table = Table(title="Planned against measured, on this machine", title_justify="left")
     for column in ("model", "batch", "optimizer", "share", "simulated", "measured", "ratio", "plain peak", "predicted", "time",
-                   "kept / plain", *(["at the limit"] if limit else [])):
+                   "kept / plain", "its peak", *(["at the limit"] if limit else [])):
         table.add_column(column, justify="left" if column in ("model", "optimizer") else "right")
     for row in rows:
         cells = [row["model"], str(row["batch"]), row["optimizer"], "keep" if row["share"] is None else f"{100 * row['share']:.0f} %"]
         if "simulated" in row:
             cells += [format_bytes(row["simulated"]), format_bytes(row["measured"]), f"{row['measured'] / row['simulated']:.3f}",
                       format_bytes(row["plain_peak"]), f"{100 * row['predicted']:+.1f} %", f"{100 * (row['time_over_keep'] - 1):+.1f} %",
-                      f"{row['keep_over_plain']:.2f}"]
+                      f"{row['keep_over_plain']:.2f}", format_bytes(row["at_once_peak"])]
         else:
-            cells += ["no plan", "", "", format_bytes(row["plain_peak"]), "", "", ""]
+            cells += ["no plan", "", "", format_bytes(row["plain_peak"]), "", "", "", ""]
         table.add_row(*cells, *([row.get("limited", "")] if limit else []))
     return table

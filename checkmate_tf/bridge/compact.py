@@ -30,7 +30,7 @@ def compact(graph: Graph, captures: Sequence[tf.Tensor], batch_bytes: int = 0) -
     """Moves the captured variables of this step together, on the device they are on; their values stay.
 
     batch_bytes: of the batch, where it is on the device
-    False where they were left where they are: the device tells nothing, nothing is to be gained, or its limit leaves no room for
+    Whether all of them were looked at: not where the device tells nothing, nothing is to be gained, or its limit leaves no room for
     a second copy of each while they move.
     """
     if measure.measured_memory() is None:
@@ -57,7 +57,7 @@ def compact(graph: Graph, captures: Sequence[tf.Tensor], batch_bytes: int = 0) -
         smaller = [stretch for stretch in now if _overlaps(stretch, known) and not _overlaps(stretch, [largest])]
         _pack(device, handles, smaller, [stretch for stretch in now if stretch not in smaller])
     except (OutOfMemory, tf.errors.ResourceExhaustedError):
-        return False
+        return False        # each variable is whole wherever it is by now, and planning takes memory as it then finds it
     return True
 
 

@@ -1,6 +1,8 @@
 """What the tests of the Keras level share: a budget that forces recomputation, and a comparison with plain Keras."""
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Callable
 
 import keras
@@ -104,3 +106,10 @@ def assert_same_variables(model, reference, rtol: float = 2e-5) -> None:
     for (name, value), reference_value in zip(found.items(), expected.values()):
         scale = float(np.max(np.abs(reference_value), initial=0)) if np.issubdtype(reference_value.dtype, np.floating) else 0
         np.testing.assert_allclose(value, reference_value, rtol=rtol, atol=rtol * scale, err_msg=name)
+
+
+def in_a_process_of_its_own(module: str, function: str) -> None:
+    """Calls a function of a test module where nothing has been allocated before."""
+    script = f"import sys; sys.path[:0] = {sys.path!r}; import {module}; {module}.{function}()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=300, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -179,7 +179,7 @@ def test_what_runs_at_once_fits_with_nothing_freed_meanwhile():
     most = []
     for spare_bytes in (0, 50_000, 100_000, 200_000):
         beside = _beside(emit(traced, graph, plan, spare_bytes).waits)
-        assert all(sizes[name] + sum(sizes[other] for other in others) <= timeline.peak_bytes + spare_bytes / 2
+        assert all(sizes[name] + sum(sizes[other] for other in others) <= timeline.peak_bytes + spare_bytes / 3
                    for name, others in beside.items() if others)
         most.append(max(len(others) for others in beside.values()))
     assert most[0] == 0 < most[-1] and most == sorted(most)

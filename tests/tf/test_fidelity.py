@@ -2,7 +2,7 @@
 
 import pytest
 
-from checkmate_tf.fidelity import cliffs
+from checkmate_tf.fidelity import cliffs, summary
 
 
 def _rows(*peaks_and_times):
@@ -28,3 +28,14 @@ def test_cases_are_held_against_themselves_only_in_any_order_and_where_there_is_
         row["batch"] = 32
     refused = {"model": "VGG16", "batch": 8, "share": 0.7, "error": "no plan"}
     assert cliffs([*reversed(small), refused, *large]) == []
+
+
+def test_what_is_as_planned_is_counted():
+    common = {"simulated": 1000, "plain_peak": 1500, "at_once_peak": 1400, "keep_over_plain": 1.04}
+    rows = [common | {"share": None, "measured": 1000, "predicted": 0.0, "time_over_keep": 1.0},
+            common | {"share": 0.8, "measured": 970, "predicted": 0.10, "time_over_keep": 1.08},
+            common | {"share": 0.6, "measured": 1020, "predicted": 0.10, "time_over_keep": 1.05},
+            common | {"share": 0.4, "measured": 900, "predicted": 0.10, "time_over_keep": 1.00}, {"share": 0.2, "error": "no plan"}]
+    assert summary(rows) == [
+        "Peaks within 0.97 to 1.00 of planned, rounded: 2 of 4. Extra times within 3 points: 1 of 3, within 6: 2.",
+        "Of 1 steps with nothing recomputed, run at once, 1 take at most plain Keras's memory, 0 at most 1.03 times its time."]

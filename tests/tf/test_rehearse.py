@@ -1,14 +1,12 @@
 """Plans' requests on the device itself: what they take there, on paper, and in the step that then runs."""
 
 import random
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from budgets import in_a_process_of_its_own
 from checkmate_tf import planning, rounds
 from checkmate_tf.bridge import measure
 from checkmate_tf.bridge.emit import emit
@@ -32,11 +30,6 @@ def _prepared():
     batch = tf.random.stateless_normal([32, 64, 64, 3], [1, 2]), tf.zeros([32], tf.int32)
     planning.build(model, batch)
     return planning.prepare(model, batch, "auto", lambda text: None, batch_is_there=True), batch
-
-
-def _in_a_process_of_its_own(function):
-    script = f"import sys; sys.path[:0] = {sys.path!r}; import test_rehearse; test_rehearse.{function}()"
-    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=300)
 
 
 def test_the_step_takes_what_its_rehearsal_took():
@@ -68,7 +61,7 @@ def test_placed_on_paper_every_plan_takes_what_it_takes_on_the_device():
 
 def test_batches_made_later_lie_in_rooms_that_nothing_else_is_in():
     # Where the smallest free memory is a room, a small request is served from there.
-    _in_a_process_of_its_own("batches_lie_in_rooms")
+    in_a_process_of_its_own(__name__, "batches_lie_in_rooms")
 
 
 def batches_lie_in_rooms():
@@ -122,12 +115,12 @@ def looking_often():
 
 
 def test_looking_often_takes_no_more_than_looking_once():
-    _in_a_process_of_its_own("looking_often")
+    in_a_process_of_its_own(__name__, "looking_often")
 
 
 def test_a_plan_leaves_a_reserve_where_it_can():
     # Where other tests have left free memory in pieces of all sizes, there may be no plan that does.
-    _in_a_process_of_its_own("a_plan_leaves_a_reserve")
+    in_a_process_of_its_own(__name__, "a_plan_leaves_a_reserve")
 
 
 def a_plan_leaves_a_reserve():
