@@ -8,6 +8,7 @@ from typing import Any
 from checkmate_tf import batches, device_profile, planning, rounds, sweep
 from checkmate_tf import keras as hooks
 from checkmate_tf.batches import BatchSearch
+from checkmate_tf.bridge.rehearse import claim
 from checkmate_tf.bridge.trace import batch_specs
 from checkmate_tf.ir.errors import BudgetError, InfeasibleBudgetError, SolverError, UnsupportedError
 from checkmate_tf.ir.simulate import structural_floor
@@ -34,6 +35,8 @@ def compile(model, budget: int | float | str | Solution, *, solver: str | Solver
     """
     _check(model, solver, profile, time_limit, verbose)
     planning.check_budget(budget)
+    if model.built:
+        claim()             # before the optimizer's slots and the pipeline's batches come
     hooks.install(model, hooks.Settings(budget, solver, float(time_limit), profile, verbose))
     return model
 

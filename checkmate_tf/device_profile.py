@@ -15,6 +15,8 @@ from typing import Any
 from checkmate_tf import profiles
 from checkmate_tf.bridge import measure
 from checkmate_tf.bridge.trace import Traced
+from checkmate_tf.bridge.variables import evacuated
+from checkmate_tf.bridge.writes import movable
 from checkmate_tf.ir.errors import ProfileError
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.profiles import Profile
@@ -44,8 +46,11 @@ def remember_surplus(profile: Profile, graph_key: str, surplus_bytes: int) -> No
         Profile.load(path).with_surplus(graph_key, surplus_bytes).save(path)
 
 
-def known(profile: Profile | str, traced: Traced, graph: Graph, narrate: Callable[[str], None]) -> Profile:
-    """The profile that is meant: itself, one that ships, or for "auto" this device's, which knows every op of the step."""
+def known(profile: Profile | str, traced: Traced, graph: Graph, narrate: Callable[[str], None], may_move: bool) -> Profile:
+    """The profile that is meant: itself, one that ships, or for "auto" this device's, which knows every op of the step.
+
+    may_move: whether variables may lie elsewhere afterwards, so that ops can be measured in their place where memory is limited
+    """
     if isinstance(profile, Profile):
         return profile
     if profile != "auto":
@@ -56,8 +61,10 @@ def known(profile: Profile | str, traced: Traced, graph: Graph, narrate: Callabl
     if not todo:
         return found
     narrate(f"measuring {len(todo)} distinct ops on this device")
-    found = found.with_costs(measure.measure(traced, todo, lambda done, total: narrate(
-        f"measuring {total} distinct ops on this device: {done} done")))
+    in_the_way = movable(handle for _, handle in traced.captures) if may_move and measure.is_limited() else ()
+    with evacuated(in_the_way):
+        found = found.with_costs(measure.measure(traced, todo, lambda done, total: narrate(
+            f"measuring {total} distinct ops on this device: {done} done")))
     try:
         found.save(path)
     except OSError as error:

@@ -213,9 +213,10 @@ def train(name: str, size: int, budget_bytes: int, seconds: float) -> None:
     """Trains one case for some steps within a budget, in a process that has no more; prints a JSON line."""
     model, _ = _compiled(name, size)
     x, y = CASES[name].data(4 * size)
+    batches = ((x[start:start + size], y[start:start + size]) for start in itertools.cycle(range(0, 4 * size, size)))
     checkmate_tf.compile(model, budget_bytes, time_limit=seconds, verbose=0)
     try:
-        losses = model.fit(x, y, batch_size=size, epochs=_LIMITED_STEPS // 4, verbose=0).history["loss"]
+        losses = model.fit(batches, steps_per_epoch=_LIMITED_STEPS, verbose=0).history["loss"]
         told = "trains" if np.isfinite(losses).all() else "loss is not finite"
     except checkmate_tf.InfeasibleBudgetError as error:
         told = f"refused (needs {format_bytes(error.minimum_bytes)})"

@@ -40,7 +40,8 @@ from checkmate_tf.solvers import Limits, Solution, Solver, Status, ahead
 
 _REPLANS = 4
 _CHECKED_RUNS = 3
-_EXHAUSTED_SHARE = 0.1
+_EXHAUSTED_SHARE = 0.03         # of what is not resident, by which a step is planned for less after it ran out of memory,
+_PIECES_SHARE = 0.01            # and where that would have happened: kernels differ in how they end then, some with the process
 _SURPLUS_GROWTH = 1.25
 _MOST_REMEMBERED = 0.1           # of what is not resident
 _REPLAN_SHARE = 1 / 2            # of the time limit: training has begun and waits
@@ -133,7 +134,7 @@ class PlannedSteps(abc.ABC):
                 solution = self._first_solution(prepared, narrator, limits, surplus_bytes)
                 narrator.stage("writing the step")
                 with without_collecting():
-                    run = emit(prepared.traced, prepared.graph, solution.plan, solution.spare_bytes)
+                    run = _emitted(prepared, solution)
                 step = _Step(prepared, solution, run)
             is_main = self.solution is None or prepared.base.peak_bytes >= self.estimate.keep_all_peak_bytes
             self._steps[key] = step
@@ -179,13 +180,18 @@ class PlannedSteps(abc.ABC):
         Where the device's limit is in the way after all (memory in pieces too small), every variable gets back the
         value it had before the step, and the step is planned again for less.
         """
+        if not step.prepared.places.fits_now(step.solution.plan):
+            self._plan_after_exhaustion(step, _PIECES_SHARE, "The device has no room for the plan any more: what is free lies in "
+                                        "pieces too small.")
+            return self._run_and_check(step, data)
         before = variables.snapshot(step.prepared.traced)
         measure.reset_peak()
         try:
             outputs = self._first_run(step, data) if step.checked_runs == 0 else step.run(data)
         except tf.errors.ResourceExhaustedError:
             variables.put_back(step.prepared.traced, before)
-            self._plan_after_exhaustion(step)
+            self._plan_after_exhaustion(step, _EXHAUSTED_SHARE, "The device ran out of memory under a plan that fits: what is free "
+                                        "lies in pieces too small. Every variable has been put back.")
             return self._run_and_check(step, data)
         memory = measure.measured_memory()
         if memory is None:
@@ -247,11 +253,10 @@ class PlannedSteps(abc.ABC):
         self._plan_for_less(step, surplus_bytes, f"The step's peak was {format_bytes(peak_bytes)}, {format_bytes(over_bytes)} "
                             "above the budget: the allocator took more than simulated.")
 
-    def _plan_after_exhaustion(self, step: _Step) -> None:
+    def _plan_after_exhaustion(self, step: _Step, share: float, reason: str) -> None:
+        step.prepared.places.look_again(step.solution.plan)
         spread = step.solution.peak_bytes - step.prepared.residents.total
-        self._plan_for_less(step, step.surplus_bytes + int(_EXHAUSTED_SHARE * spread),
-                            "The device ran out of memory under a plan that fits: what is free lies in pieces too "
-                            "small. Every variable has been put back.")
+        self._plan_for_less(step, step.surplus_bytes + int(share * spread), reason)
 
     def _plan_for_less(self, step: _Step, surplus_bytes: int, reason: str) -> None:
         old, narrator = step.solution, Narrator(self.settings.verbose)
@@ -272,8 +277,7 @@ class PlannedSteps(abc.ABC):
                 warnings.warn(f"{reason} No plan that takes less was found, and training goes on under the present one. {error}",
                               stacklevel=2)
                 return
-            step.run = emit(step.prepared.traced, step.prepared.graph, step.solution.plan,
-                            max(0, step.solution.spare_bytes - step.surplus_bytes))
+            step.run = _emitted(step.prepared, step.solution, step.surplus_bytes)
         if old is self.solution:
             self.solution, self.measured_peak_bytes = step.solution, None
 
@@ -361,6 +365,12 @@ def restore(model) -> None:
     if "checkmate" in vars(model):
         del model.checkmate, model.make_train_function
         model.train_function = None
+
+
+def _emitted(prepared: Prepared, solution: Solution, surplus_bytes: int = 0) -> Emitted:
+    """What runs the plan, with what its budget has to spare."""
+    kept_bytes = surplus_bytes + rounds.loops_reserve_bytes(prepared, solution.budget_bytes)
+    return emit(prepared.traced, prepared.graph, solution.plan, max(0, solution.spare_bytes - kept_bytes))
 
 
 def _given(solution: Solution, prepared: Prepared, solver: Solver, limits: Limits) -> Solution:

@@ -20,7 +20,7 @@ from checkmate_tf.bridge import measure
 from checkmate_tf.bridge.compact import compact
 from checkmate_tf.bridge.extract import extract
 from checkmate_tf.bridge.price import price
-from checkmate_tf.bridge.rehearse import Places
+from checkmate_tf.bridge.rehearse import Places, claim
 from checkmate_tf.bridge.trace import Traced, batch_specs, flatten_batch, trace
 from checkmate_tf.bridge.writes import settle
 from checkmate_tf.collector import without_collecting
@@ -104,8 +104,9 @@ def prepare_function(function: Callable, data: Any, profile: Profile | str, narr
     narrate("tracing the training step")
     traced = trace(function, batch_specs(data), autograph)
     graph = extract(traced)
+    claim()
     ahead.wait(narrate)          # what is compiled beside would be measured, too
-    profile = device_profile.known(profile, traced, graph, narrate)
+    profile = device_profile.known(profile, traced, graph, narrate, may_move)
     graph = price(traced, graph, profile)
     here = batch_is_there or (profile.device, profile.software) == (measure.device_description(), measure.software())
     if here:

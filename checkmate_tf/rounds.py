@@ -13,6 +13,8 @@ import time
 from collections.abc import Sequence
 
 from checkmate_tf import solvers
+from checkmate_tf.bridge import measure
+from checkmate_tf.bridge.loops import LOOPS
 from checkmate_tf.ir.errors import InfeasibleBudgetError
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.placement import Layout, place
@@ -27,7 +29,9 @@ from checkmate_tf.targets import Targets
 
 _ALLOWANCE = 0.05               # of what is not resident, left to the allocator in the first round
 _RESERVE = 0.01                 # of what is not resident, left to what else comes and goes, if there is a plan that leaves it
+_LOOPS_RESERVE = 0.05           # the same where turns of loops run ahead on a device that has no more: how far is not told beforehand
 _LEAST_STEP = 0.005             # of what is not resident, by which a target changes from round to round
+_PIECES_STEP = 0.03             # the same where a plan finds no room though there are bytes enough
 _ROUNDS = 8
 _ROUND_SHARE = 0.25             # of the time that is left, in each but the last; twice as much after one that finds nothing,
 _MOST_SHARE = 0.8               # up to this
@@ -69,7 +73,7 @@ def _largest_at_peak(graph: Graph, plan: Plan, timeline: Timeline) -> list[list]
 
 def _solved_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: Limits, report, surplus_bytes: int,
                    before: Solution | None) -> Solution:
-    limit_bytes = budget_bytes - surplus_bytes
+    limit_bytes = budget_bytes - surplus_bytes - loops_reserve_bytes(prepared, budget_bytes)
     spread = max(0, limit_bytes - prepared.residents.total)
     if place_keep_all(prepared, limit_bytes) <= limit_bytes:
         target_bytes = wanted_bytes = limit_bytes
@@ -110,8 +114,11 @@ def _solved_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits
                 closest = dataclasses.replace(found, budget_bytes=budget_bytes)
             cheapest_seconds = min(cheapest_seconds, solution.seconds)
             is_dearer = found.placed_peak_bytes <= wanted_bytes and found.seconds > solution.seconds
-            goes_on = targets.placed(*((solution.peak_bytes, cheapest_bytes - wanted_bytes) if is_dearer else
-                                       (found.peak_bytes, found.placed_peak_bytes - wanted_bytes)))
+            peak_bytes, over_bytes = ((solution.peak_bytes, cheapest_bytes - wanted_bytes) if is_dearer else
+                                      (found.peak_bytes, found.placed_peak_bytes - wanted_bytes))
+            if wanted_bytes + over_bytes > prepared.places.limit_bytes:     # tells pieces that are too small, not by how much
+                over_bytes = min(over_bytes, int(_PIECES_STEP * spread))
+            goes_on = targets.placed(peak_bytes, over_bytes)
         waited = (time.monotonic() - started) / limits.seconds
         if closest is not None and closest.placed_peak_bytes <= wanted_bytes:
             enough = ENOUGH * (1 + _IMPATIENCE * waited / _BETTER_SHARE)
@@ -119,6 +126,8 @@ def _solved_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits
                 return closest
         if not goes_on or waited >= 1 - _REPAIR_SHARE or solution.stopped_by is StoppedBy.INTERRUPT:
             break
+    if closest is not None and closest.placed_peak_bytes > prepared.places.limit_bytes:
+        closest = None                                  # the device would not serve it
     if closest is None and place_keep_all(prepared, limit_bytes) <= limit_bytes:     # where a solver gave up for another reason
         kept = solvers.solve(prepared.graph, limit_bytes, solvers.get("keep_all"), limits, report)
         return dataclasses.replace(_best_placed(prepared, kept, (), limit_bytes)[0], budget_bytes=budget_bytes)
@@ -128,6 +137,13 @@ def _solved_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits
     if closest is None:
         raise infeasible(prepared, budget_bytes, solver, limits, surplus_bytes)
     return closest
+
+
+def loops_reserve_bytes(prepared: Prepared, budget_bytes: int) -> int:
+    """What is left to turns of loops beyond any plan, on a device with a limit of its own."""
+    if not measure.is_limited() or not any(op.kind in LOOPS for op in prepared.graph.ops):
+        return 0
+    return max(0, int(_LOOPS_RESERVE * (budget_bytes - prepared.residents.total)))
 
 
 def _noting(orders: list[tuple[int, ...]], report):

@@ -10,6 +10,7 @@ Ops that move little and compute little are modelled, as are ops on resources, w
 
 import contextlib
 import itertools
+import math
 import os
 import platform
 import time
@@ -38,6 +39,9 @@ _MARK_BYTES = 1 << 19
 _ONEDNN_SMALL_BYTES = 1 << 18
 _CHAIN_SECONDS = 0.004
 _MOST_COPIES = 16
+_peaks_before: list[int] = []
+_MOST_ADDED, _LEAST_ADDED = 1 << 24, 1 << 16   # numbers in the sum that tells a device's bytes per second,
+_ADDED_SHARE = 32                              # one for so many bytes that are free
 _MARK, _INPUT, _FIRST_COPY = "mark", "input_", "copy_0"
 
 
@@ -67,7 +71,14 @@ def measured_memory() -> tuple[int, int] | None:
 def reset_peak() -> None:
     """Lets the allocator's peak start anew from what is held now; nothing where it keeps no statistics."""
     if measured_memory() is not None:
+        _peaks_before[:] = [highest_peak()]
         tf.config.experimental.reset_memory_stats(device_name())
+
+
+def highest_peak() -> int:
+    """The allocator's peak in bytes, whether it has started anew since or not; 0 where it keeps no statistics."""
+    memory = measured_memory()
+    return max([*_peaks_before, memory[1]]) if memory is not None else 0
 
 
 def software() -> str:
@@ -79,11 +90,12 @@ def empty_profile() -> Profile:
     """This device's rates, measured in a moment on a matrix product and a sum; no op yet."""
     side = 1024
     matrix = tf.random.stateless_uniform([side, side], [1, 2])
-    vector = tf.random.stateless_uniform([1 << 24], [1, 2])
+    length = int(min(_MOST_ADDED, max(_LEAST_ADDED, free_bytes() / _ADDED_SHARE)))
+    vector = tf.random.stateless_uniform([length], [1, 2])
     multiply_seconds = _best_of(lambda: tf.matmul(matrix, matrix), 3)
     add_seconds = _best_of(lambda: tf.add(vector, 1.0), 3)
     source = "measured when the profile was made"
-    return Profile(device_description(), 2.0 * side ** 3 / multiply_seconds, 2 * 4 * (1 << 24) / add_seconds,
+    return Profile(device_description(), 2.0 * side ** 3 / multiply_seconds, 2 * 4 * length / add_seconds,
                    launch_seconds=2e-6, software=software(),
                    sources={"flops_per_second": source, "bytes_per_second": source,
                             "launch_seconds": "an executor's time for an op without work, rounded"})
@@ -113,6 +125,9 @@ def measure(traced: Traced, operations: dict[OpKey, tf.Operation],
     refused = []
     for done, (key, operation) in enumerate(operations.items()):
         progress(done, len(operations))
+        if _alone_bytes(operation) > free_bytes():
+            refused.append(f"{operation.name} ({operation.type}: too large for what is free now)")
+            continue
         try:
             costs[key] = _measure_one(traced, operation)
         except tf.errors.AlreadyExistsError:
@@ -125,6 +140,12 @@ def measure(traced: Traced, operations: dict[OpKey, tf.Operation],
         warnings.warn(f"{len(refused)} ops could not be run alone and are modelled instead: {', '.join(refused[:3])}",
                       stacklevel=2)
     return costs
+
+
+def _alone_bytes(operation: tf.Operation) -> int:
+    """What running the op alone holds at least: what it reads and makes, and twice the largest input while that is made up."""
+    read = list(map(tensor_bytes, operation.inputs))
+    return sum(read) + 2 * max(read, default=0) + sum(map(tensor_bytes, operation.outputs))
 
 
 def _measure_one(traced: Traced, operation: tf.Operation) -> OpCost:
@@ -291,9 +312,25 @@ def least_told_bytes() -> int:
     return _ONEDNN_SMALL_BYTES if on_cpu and private.uses_onednn() and not _is_best_fit() else 0
 
 
+def _has_own_limit() -> bool:
+    return _is_best_fit() and "TF_CPU_BFC_MEM_LIMIT_IN_MB" in os.environ
+
+
 def _is_best_fit() -> bool:
     """Whether the CPU's allocator is the one that a GPU has, by the variable that TensorFlow reads when it makes it."""
     return os.environ.get("TF_CPU_ALLOCATOR_USE_BFC", "").lower() in ("1", "true")
+
+
+def is_limited() -> bool:
+    """Whether the device's allocator is given a limit and may take all memory up to that: it waits for what goes beyond."""
+    if device_name().startswith("GPU"):
+        return not tf.config.experimental.get_memory_growth(tf.config.list_physical_devices("GPU")[0])
+    return _has_own_limit()
+
+
+def free_bytes() -> float:
+    """What is left of the limit of the device's allocator; infinite where it has none of its own."""
+    return memory_limit() - measured_memory()[0] if is_limited() else math.inf
 
 
 def memory_limit() -> int | None:
@@ -301,7 +338,7 @@ def memory_limit() -> int | None:
     CPU."""
     if device_name().startswith("GPU"):
         return private.device_memory_limit(device_name())
-    if _is_best_fit() and "TF_CPU_BFC_MEM_LIMIT_IN_MB" in os.environ:
+    if _has_own_limit():
         return int(os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"]) << 20
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -16,6 +16,7 @@ go within the next steps; plans are judged with and without them.
 
 import contextlib
 import ctypes
+import functools
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
@@ -27,16 +28,19 @@ from checkmate_tf.bridge.measure import measured_memory, reset_peak
 from checkmate_tf.bridge.price import tensor_bytes
 from checkmate_tf.bridge.trace import Traced
 from checkmate_tf.ir.graph import Graph
-from checkmate_tf.ir.placement import ROUNDS, Layout, OutOfMemory, Requests, asked_by, joined, place
+from checkmate_tf.ir.placement import (FIRST_REGION_BYTES, ROUNDS, UNLIMITED_BYTES, Layout, OutOfMemory, Requests, asked_by, joined,
+                                       place)
 from checkmate_tf.ir.plan import Plan, plan_from_order
 from checkmate_tf.ir.simulate import keep_all_timeline
 from checkmate_tf.ir.units import GRANULE_BYTES, in_granules
 
 _LEARNED_SHARE = 0.002          # of the peak: where the paper is off by more, the stretches are looked up
 _LEAST_STRETCH_BYTES = 1 << 20
-_ROOMS = 4
+_ROOMS, _FEW_ROOMS = 4, 2        # the fewer where memory is limited
 _FENCES_BYTES = (1 << 14, 1 << 18)      # the larger where the smaller ones come from another allocator, as oneDNN's do
 _TRIES = 50
+_MOST_FRAGMENTS = 256           # that share most of what is free
+_SWEPT_SHARE = 0.995
 
 
 class Places:
@@ -45,12 +49,15 @@ class Places:
     traced: the step that the graph is of, which knows what is resident
     on_device: whether the step will run here, so that the device can be asked
     batch: the batch, where it is on the device
+
+    limit_bytes: what the device's allocator may hand out in all, where it can be asked
     """
 
     def __init__(self, traced: Traced, graph: Graph, on_device: bool, batch: Sequence[tf.Tensor] = ()):
         self._graph = graph
         self._layouts = [Layout(traced.resident_sizes)]
         self._device = Device(graph) if on_device and measure.measured_memory() is not None else None
+        self.limit_bytes = (measure.memory_limit() if self._device is not None else None) or UNLIMITED_BYTES
         if self._device is None:
             return
         large = [tensor for tensor in batch if tensor_bytes(tensor) >= _LEAST_STRETCH_BYTES]
@@ -61,16 +68,36 @@ class Places:
     def placed_bytes(self, plan: Plan, limit_bytes: int) -> int:
         """The peak of the plan in whole chunks, resident bytes included: on paper, and what is at most `limit_bytes` there
         on the device, if the step will run on this one. More than the device has where its own limit is in the way."""
-        paper_bytes = max(place(self._graph, plan, layout).peak_bytes for layout in self._layouts)
+        paper_bytes = max(map(functools.partial(self._on_paper, plan), self._layouts))
         if self._device is None or paper_bytes > limit_bytes:
             return paper_bytes
         try:
             rehearsed_bytes = self._graph.resident_bytes + self._device.peak_bytes(plan)
         except OutOfMemory:
-            return max(paper_bytes, measure.memory_limit() or 0) + 1
+            return max(paper_bytes, self.limit_bytes) + 1
         if rehearsed_bytes - paper_bytes > _LEARNED_SHARE * paper_bytes:
             self._learn(plan)
         return max(rehearsed_bytes, paper_bytes)
+
+    def _on_paper(self, plan: Plan, layout: Layout) -> int:
+        """The plan's peak in this layout; above what the device has by what is lacking there, where free memory lies in pieces too
+        small."""
+        if self._device is None:
+            return place(self._graph, plan, layout).peak_bytes
+        limit_bytes = sum(size for _, size in layout.stretches) if measure.is_limited() else UNLIMITED_BYTES
+        placement = place(self._graph, plan, layout, limit_bytes)
+        lacking_bytes = placement.lacking_bytes
+        return max(placement.peak_bytes, self.limit_bytes + lacking_bytes if lacking_bytes else 0)
+
+    def fits_now(self, plan: Plan) -> bool:
+        """Whether a device whose memory is limited serves all of the plan's requests as it is now."""
+        if self._device is None or not measure.is_limited():
+            return True
+        try:
+            self._device.peak_bytes(plan)
+        except OutOfMemory:
+            return False
+        return True
 
     def look_again(self, plan: Plan) -> None:
         """Forgets where memory was free and looks again, with the requests of this plan: steps have run since."""
@@ -106,7 +133,9 @@ class Device:
 
     def stretches(self, plan: Plan, known: Iterable[tuple[int, int]] = ()) -> tuple[tuple[int, int], ...]:
         """(address, bytes) of free memory: what is known of it, the chunks that the plan's requests are served from, and
-        what is free right behind those, as far as memory lasts or could be needed."""
+        what is free right behind those, as far as memory lasts or could be needed. Where that is limited, nearly all there is."""
+        if measure.is_limited():
+            return self._all_free()
         found, held = list(known), []
 
         def allocate(size: int) -> tf.Tensor:
@@ -136,14 +165,32 @@ class Device:
                 held.append(allocate(2 * part_bytes))
         return joined(found)
 
+    def _all_free(self) -> tuple[tuple[int, int], ...]:
+        """(address, bytes) of nearly all free memory, taken piece by piece. No piece is larger than the largest fragment must be:
+        the allocator would wait long for what it does not have."""
+        found, held = [], []
+        claim()
+        self.begin()
+        free_bytes = left_bytes = self._left_bytes
+        with contextlib.suppress(OutOfMemory):
+            while left_bytes > (1 - _SWEPT_SHARE) * free_bytes:
+                tensor, taken_bytes = self._served(int(max(GRANULE_BYTES, left_bytes / _MOST_FRAGMENTS)))
+                if taken_bytes <= 0:
+                    break
+                held.append(tensor)
+                found.append((address_of(tensor), taken_bytes))
+                left_bytes -= taken_bytes
+        return joined(found)
+
     def fences(self, size: int) -> list[tf.Tensor]:
         """Small tensors with free memory of exactly this size, but for the last, right before each; where that succeeds."""
         fences, others = [], []
         with contextlib.suppress(OutOfMemory):
             self.begin()
             fence_bytes = next((tried for tried in _FENCES_BYTES if self._served(tried)[1] > 0), max(_FENCES_BYTES))
+            rooms = _FEW_ROOMS if measure.is_limited() else _ROOMS
             for _ in range(_TRIES):
-                if len(fences) > _ROOMS:
+                if len(fences) > rooms:
                     break
                 room, taken_bytes = self._served(size)
                 others.append(room)
@@ -187,6 +234,15 @@ class Device:
     def release(self, tensor: tf.Tensor) -> None:
         """Counts the tensor as gone; it goes when its last reference does."""
         self._left_bytes += tensor.shape.num_elements()
+
+
+def claim() -> None:
+    """Has an allocator with a limit take all memory that it has not taken yet, so that it lies in one piece. It would do so in many,
+    each time at most doubling what it has. Nothing where it has no limit of its own."""
+    outside_bytes = measure.free_bytes() - measure.highest_peak() - FIRST_REGION_BYTES
+    if math.isfinite(outside_bytes) and outside_bytes > 0:
+        with contextlib.suppress(tf.errors.ResourceExhaustedError):
+            tf.raw_ops.Empty(shape=_shape(outside_bytes), dtype=tf.uint8)
 
 
 def _variables(traced: Traced) -> list[tuple[int, int]]:

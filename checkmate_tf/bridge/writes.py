@@ -123,11 +123,34 @@ def settle(captures: Iterable[tf.Tensor]) -> None:
     Else the first write in place would move it.
     """
     for handle in movable(captures):
-        rank, dtype = private.handle_shape(handle).rank, private.handle_dtype(handle)
-        zeros, ones = [0] * rank, [1] * rank
-        tf.raw_ops.ResourceStridedSliceAssign(ref=handle, begin=zeros, end=zeros, strides=ones, value=tf.zeros(zeros, dtype),
-                                              begin_mask=0, end_mask=0, ellipsis_mask=0, new_axis_mask=0, shrink_axis_mask=0)
-        tf.raw_ops.DisableCopyOnRead(resource=handle)
+        _write(handle, tf.zeros([0] * private.handle_shape(handle).rank, private.handle_dtype(handle)), whole=False)
+
+
+def clear(handle: tf.Tensor) -> None:
+    """Takes a movable variable's memory away, until it is filled."""
+    tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros([0], private.handle_dtype(handle)), validate_shape=False)
+
+
+def fill(handle: tf.Tensor, value: tf.Tensor) -> None:
+    """Gives a movable variable new memory of its exact size, with this value."""
+    memory = tf.raw_ops.Empty(shape=value.shape, dtype=value.dtype)
+    tf.raw_ops.AssignVariableOp(resource=handle, value=memory, validate_shape=False)
+    del memory
+    write(handle, value)
+
+
+def write(handle: tf.Tensor, value: tf.Tensor) -> None:
+    """Gives a movable variable this value, in place where nothing shares its memory."""
+    _write(handle, value, whole=True)
+
+
+def _write(handle: tf.Tensor, value: tf.Tensor, whole: bool) -> None:
+    """Writes into all of a variable, in place where nothing shares its memory, or into nothing of it."""
+    rank = private.handle_shape(handle).rank
+    zeros, ones, mask = [0] * rank, [1] * rank, (1 << rank) - 1 if whole else 0
+    tf.raw_ops.ResourceStridedSliceAssign(ref=handle, begin=zeros, end=zeros, strides=ones, value=value, begin_mask=mask,
+                                          end_mask=mask, ellipsis_mask=0, new_axis_mask=0, shrink_axis_mask=0)
+    tf.raw_ops.DisableCopyOnRead(resource=handle)
 
 
 def movable(captures: Iterable[tf.Tensor]) -> list[tf.Tensor]:

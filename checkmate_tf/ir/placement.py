@@ -43,20 +43,24 @@ class OutOfMemory(Exception):
 @dataclasses.dataclass(frozen=True)
 class Placement:
     """peak_bytes: whole chunks in use at the worst moment, resident bytes included; region_bytes: memory taken from the
-    device for that."""
+    device for that; lacking_bytes: what would have to be there beyond the limit, where that does not suffice."""
 
     peak_bytes: int
     region_bytes: int
+    lacking_bytes: int = 0
 
 
 class Allocator:
     """Chunks by address. `held_bytes` counts whole chunks; `peak_bytes` is their most since it was last set.
 
     stretches: (address, bytes) of memory that is there already and free, each bounded by something that stays
+    lends: whether a request for which a limit leaves no room is served nevertheless, from memory of just that size; all of
+        that is `lent_bytes`
     """
 
-    def __init__(self, limit_bytes: int = UNLIMITED_BYTES, stretches: Sequence[tuple[int, int]] = ()):
-        self.held_bytes = self.peak_bytes = self.region_bytes = 0
+    def __init__(self, limit_bytes: int = UNLIMITED_BYTES, stretches: Sequence[tuple[int, int]] = (), lends: bool = False):
+        self.held_bytes = self.peak_bytes = self.region_bytes = self.lent_bytes = 0
+        self._lends = lends
         self._limit_bytes, self._next_region_bytes = limit_bytes, min(limit_bytes, FIRST_REGION_BYTES)
         self._size: dict[int, int] = {}
         self._before: dict[int, int | None] = {}
@@ -104,7 +108,12 @@ class Allocator:
     def _extend(self, size: int) -> None:
         room = (self._limit_bytes - self.region_bytes) // GRANULE_BYTES * GRANULE_BYTES
         if size > room:
-            raise OutOfMemory
+            if not self._lends:
+                raise OutOfMemory
+            self.lent_bytes += size
+            self._link(self._end, size, None, None)
+            self._end += size + GRANULE_BYTES
+            return
         grown = False
         while size > self._next_region_bytes:
             self._next_region_bytes *= 2
@@ -148,10 +157,10 @@ class Layout:
     stretches: tuple[tuple[int, int], ...] | None = None
 
     def allocator(self, limit_bytes: int = UNLIMITED_BYTES) -> Allocator:
-        """An allocator in this state. The limit counts the residents, or what lies in the stretches alone."""
+        """An allocator in this state, that lends. The limit counts the residents, or what lies in the stretches alone."""
         if self.stretches is not None:
-            return Allocator(limit_bytes, self.stretches)
-        memory = Allocator(limit_bytes)
+            return Allocator(limit_bytes, self.stretches, lends=True)
+        memory = Allocator(limit_bytes, lends=True)
         for size in self.resident_sizes:
             temporary = memory.allocate(size)
             memory.allocate(size)
@@ -173,35 +182,26 @@ def joined(stretches: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 def place(graph: Graph, plan: Plan, layout: Layout = Layout(), limit_bytes: int = UNLIMITED_BYTES) -> Placement:
     """Plays the plan into this layout, twice: a second step finds what the first one has left.
 
-    Raises OutOfMemory where a limit is given and does not suffice. What is resident in the graph is added to the peak as
-    it is, but for what the layout counts.
+    What is resident in the graph is added to the peak as it is, but for what the layout counts.
     """
     memory = layout.allocator(limit_bytes)
     memory.peak_bytes = resident_bytes = memory.held_bytes
     requests = Requests(graph, plan)
     for _ in range(ROUNDS):
         requests.play(memory.allocate, memory.release)
-    return Placement(graph.resident_bytes + memory.peak_bytes - resident_bytes, memory.region_bytes)
+    return Placement(graph.resident_bytes + memory.peak_bytes - resident_bytes, memory.region_bytes, memory.lent_bytes)
 
 
 def smallest_limit(graph: Graph, plan: Plan, layout: Layout = Layout(), within_bytes: int = 1 << 20) -> int:
     """The smallest limit, up to `within_bytes`, under which the plan finds room for everything; at least its peak."""
     low = place(graph, plan, layout).peak_bytes
     high = low
-    while not _fits(graph, plan, layout, high):
+    while place(graph, plan, layout, high).lacking_bytes:
         low, high = high, high + max(within_bytes, high // 8)
     while high - low > within_bytes:
         middle = (low + high) // 2
-        low, high = (low, middle) if _fits(graph, plan, layout, middle) else (middle, high)
+        low, high = (middle, high) if place(graph, plan, layout, middle).lacking_bytes else (low, middle)
     return high
-
-
-def _fits(graph, plan, layout, limit_bytes) -> bool:
-    try:
-        place(graph, plan, layout, limit_bytes)
-    except OutOfMemory:
-        return False
-    return True
 
 
 class Requests:

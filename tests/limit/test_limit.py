@@ -63,3 +63,50 @@ def test_plain_keras_dies_where_one_more_line_trains(name):
                 line="import checkmate_tf; checkmate_tf.compile(model, 'auto', profile='cpu', time_limit=20, verbose=0)")
     assert ours.returncode == 0, ours.stderr[-3000:]
     assert 0 < json.loads(ours.stdout.splitlines()[-1])["loss"][0] < 10
+
+
+SWEEP = """
+import json, sys
+sys.path[:0] = {paths!r}
+import tensorflow as tf
+from checkmate_tf.bridge import measure
+from checkmate_tf.bridge.compact import compact
+from checkmate_tf.bridge.extract import extract
+from checkmate_tf.bridge.rehearse import Device
+from checkmate_tf.bridge.trace import trace
+from checkmate_tf.ir.plan import plan_from_order
+MIB = 1 << 20
+variables = [tf.Variable(tf.fill([size * MIB // 4], float(size))) for size in (1, 3, 2, 2, 3, 4)]
+traced = trace(lambda x: tf.add_n([tf.reduce_sum(tf.tile(x, [8]) * value[0]) for value in variables]), tf.TensorSpec([MIB // 4]))
+graph = extract(traced)
+device, keep = Device(graph), plan_from_order(graph, graph.order)
+told = []
+for moves in (False, True):
+    if moves:
+        assert compact(graph, [handle for _, handle in traced.captures])
+    found = device.stretches(keep)
+    told.append([sum(size for _, size in found), max(size for _, size in found), measure.measured_memory()[0]])
+print(json.dumps({{"told": told, "values": [float(tf.reduce_min(value)) for value in variables]}}))
+"""
+
+
+def test_under_a_limit_nearly_all_free_memory_is_found_and_variables_lie_together():
+    done = _run(SWEEP, 64)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "ran out of memory" not in done.stderr           # else the allocator would have waited for ten seconds
+    told = json.loads(done.stdout.splitlines()[-1])
+    for found_bytes, _, held_bytes in told["told"]:
+        assert 0.97 * (64 * MIB - held_bytes) < found_bytes <= 64 * MIB - held_bytes
+    (_, before_bytes, _), (_, largest_bytes, held_bytes) = told["told"]
+    assert largest_bytes >= before_bytes - MIB          # the last variable found no other chunk of its size
+    assert 15 * MIB <= held_bytes < 16 * MIB            # exact sizes
+    assert told["values"] == [1, 3, 2, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_a_budget_may_be_all_that_the_device_has():
+    limit_mib = 524                                          # 60 % of the way to keeping everything
+    done = _run("import sys; sys.path[:0] = {paths!r}; from checkmate_tf import fidelity; {line}", limit_mib,
+                line=f"fidelity.train('VGG16', 8, {limit_mib * MIB}, 20)")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1])["limited"] == "trains"

@@ -197,9 +197,20 @@ def test_the_smallest_limit_suffices_and_less_does_not():
     graph = builder.build()
     plan = plan_from_order(graph, graph.order)
     limit = smallest_limit(graph, plan, Layout((8 * MIB,)))
-    place(graph, plan, Layout((8 * MIB,)), limit)
-    with pytest.raises(OutOfMemory):
-        place(graph, plan, Layout((8 * MIB,)), limit - 2 * MIB)
+    assert place(graph, plan, Layout((8 * MIB,)), limit).lacking_bytes == 0
+    assert place(graph, plan, Layout((8 * MIB,)), limit - 2 * MIB).lacking_bytes > 0
+
+
+def test_what_does_not_fit_under_a_limit_is_told():
+    """Free are 4, 3 and 2 MiB. The first value takes the 4, the second one the 3; for the third, of 3, room is lacking, though 2
+    are left and no more than 8 of 9 are in use."""
+    builder = GraphBuilder()
+    values = [builder.op(name, bytes=size * MIB) for name, size in (("a", 4), ("b", 3), ("c", 3))]
+    builder.op("sum", values, bytes=0)
+    graph = builder.build()
+    layout = Layout(stretches=((0, 4 * MIB), (8 * MIB, 3 * MIB), (16 * MIB, 2 * MIB)))
+    placement = place(graph, plan_from_order(graph, graph.order), layout, 9 * MIB)
+    assert (placement.lacking_bytes, placement.region_bytes, placement.peak_bytes) == (3 * MIB, 9 * MIB, 10 * MIB)
 
 
 def test_a_value_in_pieces_finds_room_where_as_one_it_would_not():

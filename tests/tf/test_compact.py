@@ -10,10 +10,12 @@ from budgets import in_a_process_of_its_own
 from checkmate_tf import planning
 from checkmate_tf.bridge import compact as compacting
 from checkmate_tf.bridge import measure
+from checkmate_tf.bridge import variables as moving
 from checkmate_tf.bridge.compact import compact
 from checkmate_tf.bridge.extract import extract
-from checkmate_tf.bridge.rehearse import Device
+from checkmate_tf.bridge.rehearse import Device, address_of
 from checkmate_tf.bridge.trace import trace
+from checkmate_tf.ir.placement import OutOfMemory
 from checkmate_tf.ir.plan import plan_from_order
 from networks import digits
 
@@ -73,14 +75,27 @@ def _assert_moved():
     assert measure.measured_memory()[0] + Device(graph).peak_bytes(keep) < peak_bytes - 8 * MIB
 
 
-def test_where_a_limit_leaves_no_room_nothing_moves(monkeypatch):
+@pytest.mark.parametrize("error", [OutOfMemory, KeyboardInterrupt])
+def test_what_goes_wrong_half_way_costs_no_value(monkeypatch, error):
     traced, graph, variables = _scattered()
-    places = [_address(variable) for variable in variables[:12]]
-    monkeypatch.setattr(compacting.measure, "memory_limit", lambda: measure.measured_memory()[0] + MIB)
+    before = [variable.numpy() for variable in variables]
+    real, calls = moving.fill, []
+
+    def fill(handle, value):
+        calls.append(handle)
+        if len(calls) == 3:
+            raise error
+        real(handle, value)
+    monkeypatch.setattr(moving, "fill", fill)
     monkeypatch.setattr(compacting, "_gain_bytes", lambda *arguments: 1 << 40)
-    monkeypatch.setattr(compacting.Device, "stretches", lambda *arguments: ((0, MIB),))
-    assert not compact(graph, [handle for _, handle in traced.captures])
-    assert [_address(variable) for variable in variables[:12]] == places
+    handles = [handle for _, handle in traced.captures]
+    if error is OutOfMemory:
+        assert not compact(graph, handles)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            compact(graph, handles)
+    assert len(calls) > len(handles) / 2    # the others got theirs, too
+    assert all(np.array_equal(variable.numpy(), value) for variable, value in zip(variables, before))
 
 
 def test_a_device_that_tells_nothing_is_left_alone(monkeypatch):
@@ -90,7 +105,7 @@ def test_a_device_that_tells_nothing_is_left_alone(monkeypatch):
 
 
 def _address(variable):
-    return compacting.address_of(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype))
+    return address_of(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype))
 
 
 def test_variables_of_a_planned_step_stay_where_they_are_when_another_shape_comes(monkeypatch):

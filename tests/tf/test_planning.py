@@ -16,6 +16,7 @@ class Places:
     """What each order takes when placed; as much as keeping everything where nothing is said."""
 
     placed: dict[tuple[int, ...], int]
+    limit_bytes: int = 1 << 40
 
     def placed_bytes(self, plan, limit_bytes):
         return self.placed.get(plan.order, KEEP)
