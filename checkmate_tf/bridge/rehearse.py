@@ -41,6 +41,7 @@ _FENCES_BYTES = (1 << 14, 1 << 18)      # the larger where the smaller ones come
 _TRIES = 50
 _MOST_FRAGMENTS = 256           # that share most of what is free
 _SWEPT_SHARE = 0.995
+_REGIONS_OVER_PEAK = 2.5        # what an allocator has taken, at most, over what of it was in use
 
 
 class Places:
@@ -239,8 +240,10 @@ class Device:
 def claim() -> None:
     """Has an allocator with a limit take all memory that it has not taken yet, so that it lies in one piece. It would do so in many,
     each time at most doubling what it has. Nothing where it has no limit of its own."""
-    outside_bytes = measure.free_bytes() - measure.highest_peak() - FIRST_REGION_BYTES
-    if math.isfinite(outside_bytes) and outside_bytes > 0:
+    if not measure.is_limited():
+        return
+    outside_bytes = int(measure.memory_limit() - _REGIONS_OVER_PEAK * measure.highest_peak()) - FIRST_REGION_BYTES
+    if outside_bytes > 0:
         with contextlib.suppress(tf.errors.ResourceExhaustedError):
             tf.raw_ops.Empty(shape=_shape(outside_bytes), dtype=tf.uint8)
 
