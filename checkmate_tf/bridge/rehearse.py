@@ -41,6 +41,7 @@ _FENCES_BYTES = (1 << 14, 1 << 18)      # the larger where the smaller ones come
 _TRIES = 50
 _MOST_FRAGMENTS = 256           # that share most of what is free
 _SWEPT_SHARE = 0.995
+_HOMELESS_SHARE = 1e-3
 _REGIONS_OVER_PEAK = 2.5        # what an allocator has taken, at most, over what of it was in use
 
 
@@ -87,8 +88,10 @@ class Places:
             return place(self._graph, plan, layout).peak_bytes
         limit_bytes = sum(size for _, size in layout.stretches) if measure.is_limited() else UNLIMITED_BYTES
         placement = place(self._graph, plan, layout, limit_bytes)
-        lacking_bytes = placement.lacking_bytes
-        return max(placement.peak_bytes, self.limit_bytes + lacking_bytes if lacking_bytes else 0)
+        if not placement.lacking_bytes:
+            return placement.peak_bytes
+        # Of two plans that lack as much, the one that does so less often is nearer to one that fits.
+        return max(placement.peak_bytes, self.limit_bytes + placement.lacking_bytes + int(_HOMELESS_SHARE * placement.homeless_bytes))
 
     def fits_now(self, plan: Plan) -> bool:
         """Whether a device whose memory is limited serves all of the plan's requests as it is now."""

@@ -43,11 +43,13 @@ class OutOfMemory(Exception):
 @dataclasses.dataclass(frozen=True)
 class Placement:
     """peak_bytes: whole chunks in use at the worst moment, resident bytes included; region_bytes: memory taken from the
-    device for that; lacking_bytes: what would have to be there beyond the limit, where that does not suffice."""
+    device for that; lacking_bytes: what would have to be there beyond the limit, where that does not suffice; homeless_bytes: the sum
+    over all requests that would be served from that."""
 
     peak_bytes: int
     region_bytes: int
     lacking_bytes: int = 0
+    homeless_bytes: int = 0
 
 
 class Allocator:
@@ -59,8 +61,8 @@ class Allocator:
     """
 
     def __init__(self, limit_bytes: int = UNLIMITED_BYTES, stretches: Sequence[tuple[int, int]] = (), lends: bool = False):
-        self.held_bytes = self.peak_bytes = self.region_bytes = self.lent_bytes = 0
-        self._lends = lends
+        self.held_bytes = self.peak_bytes = self.region_bytes = self.lent_bytes = self.served_from_lent_bytes = 0
+        self._lends, self._first_lent = lends, UNLIMITED_BYTES
         self._limit_bytes, self._next_region_bytes = limit_bytes, min(limit_bytes, FIRST_REGION_BYTES)
         self._size: dict[int, int] = {}
         self._before: dict[int, int | None] = {}
@@ -88,6 +90,8 @@ class Allocator:
             self._link(address + size, chunk - size, address, self._after[address])
             self._size[address] = chunk = size
         self.held_bytes += chunk
+        if address >= self._first_lent:
+            self.served_from_lent_bytes += chunk
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
         return address
 
@@ -111,6 +115,7 @@ class Allocator:
             if not self._lends:
                 raise OutOfMemory
             self.lent_bytes += size
+            self._first_lent = min(self._first_lent, self._end)
             self._link(self._end, size, None, None)
             self._end += size + GRANULE_BYTES
             return
@@ -189,7 +194,8 @@ def place(graph: Graph, plan: Plan, layout: Layout = Layout(), limit_bytes: int 
     requests = Requests(graph, plan)
     for _ in range(ROUNDS):
         requests.play(memory.allocate, memory.release)
-    return Placement(graph.resident_bytes + memory.peak_bytes - resident_bytes, memory.region_bytes, memory.lent_bytes)
+    return Placement(graph.resident_bytes + memory.peak_bytes - resident_bytes, memory.region_bytes, memory.lent_bytes,
+                     memory.served_from_lent_bytes)
 
 
 def smallest_limit(graph: Graph, plan: Plan, layout: Layout = Layout(), within_bytes: int = 1 << 20) -> int:

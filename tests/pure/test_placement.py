@@ -211,6 +211,7 @@ def test_what_does_not_fit_under_a_limit_is_told():
     layout = Layout(stretches=((0, 4 * MIB), (8 * MIB, 3 * MIB), (16 * MIB, 2 * MIB)))
     placement = place(graph, plan_from_order(graph, graph.order), layout, 9 * MIB)
     assert (placement.lacking_bytes, placement.region_bytes, placement.peak_bytes) == (3 * MIB, 9 * MIB, 10 * MIB)
+    assert placement.homeless_bytes == 2 * 3 * MIB          # the third value of either step
 
 
 def test_a_value_in_pieces_finds_room_where_as_one_it_would_not():
