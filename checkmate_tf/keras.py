@@ -180,7 +180,7 @@ class PlannedSteps(abc.ABC):
         Where the device's limit is in the way after all (memory in pieces too small), every variable gets back the
         value it had before the step, and the step is planned again for less.
         """
-        if not step.prepared.places.fits_now(step.solution.plan):
+        if step.watched and not step.prepared.places.fits_now(step.solution.plan):
             self._plan_after_exhaustion(step, _PIECES_SHARE, "The device has no room for the plan any more: what is free lies in "
                                         "pieces too small.")
             return self._run_and_check(step, data)
@@ -190,6 +190,8 @@ class PlannedSteps(abc.ABC):
             outputs = self._first_run(step, data) if step.checked_runs == 0 else step.run(data)
         except tf.errors.ResourceExhaustedError:
             variables.put_back(step.prepared.traced, before)
+            if not step.watched:                # no other plan was found before
+                raise
             self._plan_after_exhaustion(step, _EXHAUSTED_SHARE, "The device ran out of memory under a plan that fits: what is free "
                                         "lies in pieces too small. Every variable has been put back.")
             return self._run_and_check(step, data)

@@ -8,12 +8,11 @@ import sys
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import checkmate_tf
 from budgets import Recomputes, assert_same_variables, recompute, recomputations, tight_budget
 from checkmate_tf import rounds
-from checkmate_tf.bridge import audit, measure
+from checkmate_tf.bridge import measure
 from checkmate_tf.solvers import Solution
 from networks import conv_net, digits, values_of
 
@@ -411,26 +410,6 @@ def test_what_a_step_took_beyond_its_plan_is_reckoned_with_by_the_next_plan(batc
 def _only_step(checkmate):
     (step,) = checkmate._steps.values()
     return step
-
-
-def test_a_step_that_runs_out_of_memory_is_put_back_and_planned_again(batch, monkeypatch, capsys):
-    model, reference = _sgd(dropout=0.3), _sgd(dropout=0.3)
-    calls, real = [], audit.first_call
-
-    def exhausted_once(step, data):
-        calls.append(1)
-        outputs = real(step, data)
-        if len(calls) == 1:
-            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
-        return outputs
-    monkeypatch.setattr(audit, "first_call", exhausted_once)
-    recompute(model, verbose=1)
-    for one in (model, reference):
-        for _ in range(3):
-            one.train_on_batch(*batch)
-    assert len(calls) == 2
-    assert "Every variable has been put back" in " ".join(capsys.readouterr().out.split())
-    assert_same_variables(model, reference)
 
 
 def test_a_device_without_statistics_is_told_and_trains(batch, monkeypatch, capsys):
