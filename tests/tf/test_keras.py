@@ -4,13 +4,14 @@ import dataclasses
 import pickle
 import subprocess
 import sys
+import tempfile
 
 import keras
 import numpy as np
 import pytest
 
 import checkmate_tf
-from budgets import Recomputes, assert_same_variables, recompute, recomputations, tight_budget
+from budgets import Recomputes, assert_same_variables, in_a_process_of_its_own, recompute, recomputations, tight_budget
 from checkmate_tf import rounds
 from checkmate_tf.bridge import measure
 from checkmate_tf.solvers import Solution
@@ -381,29 +382,34 @@ def test_a_peak_that_stays_above_the_budget_is_an_error(batch, monkeypatch):
     model.train_on_batch(*batch)
 
 
-def test_what_a_step_took_beyond_its_plan_is_reckoned_with_by_the_next_plan(batch, monkeypatch, tmp_path):
-    surpluses = []
+def test_what_a_step_took_beyond_its_plan_is_reckoned_with_by_the_next_plan():
+    in_a_process_of_its_own(__name__, "what_the_next_plan_reckons_with")
+
+
+def what_the_next_plan_reckons_with():
+    batch, surpluses = digits(BATCH), []
 
     def solve_within(prepared, budget_bytes, solver, limits, report, surplus_bytes=0, before=None):
         surpluses.append(surplus_bytes)
         return real(prepared, budget_bytes, solver, limits, report, surplus_bytes, before)
     real = rounds.solve_within
-    for _ in range(2):
-        keras.backend.clear_session(free_memory=False)
-        with monkeypatch.context() as patched:
-            patched.setenv("XDG_CACHE_HOME", str(tmp_path))
-            patched.setattr("checkmate_tf.keras.is_plenty", lambda *arguments: False)
-            patched.setattr(rounds, "solve_within", solve_within)
-            model = _sgd()
-            needs = checkmate_tf.estimate(model, *batch, verbose=0)
-            budget = int(needs.resident_bytes + 0.8 * (needs.keep_all_peak_bytes - needs.resident_bytes)) + 1_000_000
-            checkmate_tf.compile(model, budget, solver="greedy", time_limit=10, verbose=0)
-            model.train_on_batch(*batch)
-            step = _only_step(model.checkmate)
-            step.measured_bytes = 0          # only the peaks that follow count
-            FakePeaks(patched, *[step.solution.placed_peak_bytes + 20_000] * 2)
-            for _ in range(2):
+    with tempfile.TemporaryDirectory() as cache:
+        for _ in range(2):
+            keras.backend.clear_session(free_memory=False)
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setenv("XDG_CACHE_HOME", cache)
+                patched.setattr("checkmate_tf.keras.is_plenty", lambda *arguments: False)
+                patched.setattr(rounds, "solve_within", solve_within)
+                model = _sgd()
+                needs = checkmate_tf.estimate(model, *batch, verbose=0)
+                budget = int(needs.resident_bytes + 0.8 * (needs.keep_all_peak_bytes - needs.resident_bytes)) + 1_000_000
+                checkmate_tf.compile(model, budget, solver="greedy", time_limit=10, verbose=0)
                 model.train_on_batch(*batch)
+                step = _only_step(model.checkmate)
+                step.measured_bytes = 0          # only the peaks that follow count
+                FakePeaks(patched, *[step.solution.placed_peak_bytes + 20_000] * 2)
+                for _ in range(2):
+                    model.train_on_batch(*batch)
     assert surpluses == [0, 20_000]
 
 
