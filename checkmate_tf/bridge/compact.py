@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from checkmate_tf.bridge import measure, private
-from checkmate_tf.bridge.rehearse import Device
+from checkmate_tf.bridge.rehearse import Device, OutOfMemory
 from checkmate_tf.bridge.variables import evacuated
 from checkmate_tf.bridge.writes import movable
 from checkmate_tf.ir.graph import Graph
-from checkmate_tf.ir.placement import WORTH_SPLITTING_BYTES, Layout, OutOfMemory, place
+from checkmate_tf.ir.placement import WORTH_SPLITTING_BYTES, Layout, place
 from checkmate_tf.ir.plan import Plan, plan_from_order
 from checkmate_tf.ir.simulate import keep_all_timeline
 from checkmate_tf.ir.units import in_granules

@@ -28,8 +28,7 @@ from checkmate_tf.bridge.measure import measured_memory, reset_peak
 from checkmate_tf.bridge.price import tensor_bytes
 from checkmate_tf.bridge.trace import Traced
 from checkmate_tf.ir.graph import Graph
-from checkmate_tf.ir.placement import (FIRST_REGION_BYTES, ROUNDS, UNLIMITED_BYTES, Layout, OutOfMemory, Requests, asked_by, joined,
-                                       place)
+from checkmate_tf.ir.placement import (FIRST_REGION_BYTES, ROUNDS, UNLIMITED_BYTES, Layout, Requests, asked_by, joined, place)
 from checkmate_tf.ir.plan import Plan, plan_from_order
 from checkmate_tf.ir.simulate import keep_all_timeline
 from checkmate_tf.ir.units import GRANULE_BYTES, in_granules
@@ -43,6 +42,10 @@ _MOST_FRAGMENTS = 256           # that share most of what is free
 _SWEPT_SHARE = 0.995
 _HOMELESS_SHARE = 1e-3
 _REGIONS_OVER_PEAK = 2.5        # what an allocator has taken, at most, over what of it was in use
+
+
+class OutOfMemory(Exception):
+    """The device has no room for a request under its limit."""
 
 
 class Places:
@@ -84,9 +87,8 @@ class Places:
     def _on_paper(self, plan: Plan, layout: Layout) -> int:
         """The plan's peak in this layout; above what the device has by what is lacking there, where free memory lies in pieces too
         small."""
-        if self._device is None:
-            return place(self._graph, plan, layout).peak_bytes
-        limit_bytes = sum(size for _, size in layout.stretches) if measure.is_limited() else UNLIMITED_BYTES
+        is_limited = self._device is not None and measure.is_limited()
+        limit_bytes = sum(size for _, size in layout.stretches) if is_limited else UNLIMITED_BYTES
         placement = place(self._graph, plan, layout, limit_bytes)
         if not placement.lacking_bytes:
             return placement.peak_bytes
@@ -173,7 +175,6 @@ class Device:
         """(address, bytes) of nearly all free memory, taken piece by piece. No piece is larger than the largest fragment must be:
         the allocator would wait long for what it does not have."""
         found, held = [], []
-        claim()
         self.begin()
         free_bytes = left_bytes = self._left_bytes
         with contextlib.suppress(OutOfMemory):

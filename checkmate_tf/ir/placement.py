@@ -36,10 +36,6 @@ Held = TypeVar("Held")
 _ASK, _RETURN, _TAKE_OVER = range(3)
 
 
-class OutOfMemory(Exception):
-    """No chunk and no room for a new region under the limit."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Placement:
     """peak_bytes: whole chunks in use at the worst moment, resident bytes included; region_bytes: memory taken from the
@@ -56,13 +52,13 @@ class Allocator:
     """Chunks by address. `held_bytes` counts whole chunks; `peak_bytes` is their most since it was last set.
 
     stretches: (address, bytes) of memory that is there already and free, each bounded by something that stays
-    lends: whether a request for which a limit leaves no room is served nevertheless, from memory of just that size; all of
-        that is `lent_bytes`
+
+    A request for which the limit leaves no room is served nevertheless, from memory of just that size; all of that is `lent_bytes`.
     """
 
-    def __init__(self, limit_bytes: int = UNLIMITED_BYTES, stretches: Sequence[tuple[int, int]] = (), lends: bool = False):
+    def __init__(self, limit_bytes: int = UNLIMITED_BYTES, stretches: Sequence[tuple[int, int]] = ()):
         self.held_bytes = self.peak_bytes = self.region_bytes = self.lent_bytes = self.served_from_lent_bytes = 0
-        self._lends, self._first_lent = lends, UNLIMITED_BYTES
+        self._first_lent = UNLIMITED_BYTES
         self._limit_bytes, self._next_region_bytes = limit_bytes, min(limit_bytes, FIRST_REGION_BYTES)
         self._size: dict[int, int] = {}
         self._before: dict[int, int | None] = {}
@@ -78,7 +74,7 @@ class Allocator:
             self._next_region_bytes *= 2
 
     def allocate(self, size: int) -> int:
-        """The address of a chunk of at least this size. Raises OutOfMemory under a limit."""
+        """The address of a chunk of at least this size."""
         size = max(GRANULE_BYTES, in_granules(size))
         place = bisect.bisect_left(self._free, (size, -1))
         if place == len(self._free):
@@ -112,8 +108,6 @@ class Allocator:
     def _extend(self, size: int) -> None:
         room = (self._limit_bytes - self.region_bytes) // GRANULE_BYTES * GRANULE_BYTES
         if size > room:
-            if not self._lends:
-                raise OutOfMemory
             self.lent_bytes += size
             self._first_lent = min(self._first_lent, self._end)
             self._link(self._end, size, None, None)
@@ -162,10 +156,10 @@ class Layout:
     stretches: tuple[tuple[int, int], ...] | None = None
 
     def allocator(self, limit_bytes: int = UNLIMITED_BYTES) -> Allocator:
-        """An allocator in this state, that lends. The limit counts the residents, or what lies in the stretches alone."""
+        """An allocator in this state. The limit counts the residents, or what lies in the stretches alone."""
         if self.stretches is not None:
-            return Allocator(limit_bytes, self.stretches, lends=True)
-        memory = Allocator(limit_bytes, lends=True)
+            return Allocator(limit_bytes, self.stretches)
+        memory = Allocator(limit_bytes)
         for size in self.resident_sizes:
             temporary = memory.allocate(size)
             memory.allocate(size)

@@ -72,13 +72,14 @@ import tensorflow as tf
 from checkmate_tf.bridge import measure
 from checkmate_tf.bridge.compact import compact
 from checkmate_tf.bridge.extract import extract
-from checkmate_tf.bridge.rehearse import Device
+from checkmate_tf.bridge.rehearse import Device, claim
 from checkmate_tf.bridge.trace import trace
 from checkmate_tf.ir.plan import plan_from_order
 MIB = 1 << 20
 variables = [tf.Variable(tf.fill([size * MIB // 4], float(size))) for size in (1, 3, 2, 2, 3, 4)]
 traced = trace(lambda x: tf.add_n([tf.reduce_sum(tf.tile(x, [8]) * value[0]) for value in variables]), tf.TensorSpec([MIB // 4]))
 graph = extract(traced)
+claim()
 device, keep = Device(graph), plan_from_order(graph, graph.order)
 told = []
 for moves in (False, True):
@@ -101,6 +102,29 @@ def test_under_a_limit_nearly_all_free_memory_is_found_and_variables_lie_togethe
     assert largest_bytes >= before_bytes - MIB          # the last variable found no other chunk of its size
     assert 15 * MIB <= held_bytes < 16 * MIB            # exact sizes
     assert told["values"] == [1, 3, 2, 2, 3, 4]
+
+
+CLAIM = """
+import json, sys
+sys.path[:0] = {paths!r}
+import tensorflow as tf
+from checkmate_tf.bridge.extract import extract
+from checkmate_tf.bridge.rehearse import Device, claim
+from checkmate_tf.bridge.trace import trace
+variable = tf.Variable(tf.ones([1 << 18]))
+{line}
+graph = extract(trace(lambda x: tf.reduce_sum(x * variable), tf.TensorSpec([1 << 18])))
+print(json.dumps(max(size for _, size in Device(graph).stretches(None))))
+"""
+
+
+def test_what_is_not_taken_yet_comes_in_one_piece():
+    doubled, whole = (_run(CLAIM, 100, line=line) for line in ("", "claim()"))
+    for done in (doubled, whole):
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert "ran out of memory" not in done.stderr
+    assert json.loads(doubled.stdout.splitlines()[-1]) < 65 * MIB
+    assert json.loads(whole.stdout.splitlines()[-1]) > 85 * MIB
 
 
 @pytest.mark.slow

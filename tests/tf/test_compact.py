@@ -13,9 +13,8 @@ from checkmate_tf.bridge import measure
 from checkmate_tf.bridge import variables as moving
 from checkmate_tf.bridge.compact import compact
 from checkmate_tf.bridge.extract import extract
-from checkmate_tf.bridge.rehearse import Device, address_of
+from checkmate_tf.bridge.rehearse import Device, OutOfMemory, address_of
 from checkmate_tf.bridge.trace import trace
-from checkmate_tf.ir.placement import OutOfMemory
 from checkmate_tf.ir.plan import plan_from_order
 from networks import digits
 
@@ -96,6 +95,16 @@ def test_what_goes_wrong_half_way_costs_no_value(monkeypatch, error):
             compact(graph, handles)
     assert len(calls) > len(handles) / 2    # the others got theirs, too
     assert all(np.array_equal(variable.numpy(), value) for variable, value in zip(variables, before))
+
+
+def test_a_value_that_is_put_back_leaves_the_variable_where_it_is():
+    traced, graph, variables = _scattered()
+    places, before = [_address(variable) for variable in variables[:12]], moving.snapshot(traced)
+    for variable in variables[:12]:
+        variable.assign_add(tf.ones_like(variable))
+    moving.put_back(traced, before)
+    assert [_address(variable) for variable in variables[:12]] == places
+    assert [float(variable[0]) for variable in variables[:12]] == list(range(12))
 
 
 def test_a_device_that_tells_nothing_is_left_alone(monkeypatch):

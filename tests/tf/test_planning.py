@@ -2,7 +2,11 @@
 
 import dataclasses
 
+import pytest
+
 from checkmate_tf import planning, rounds
+from checkmate_tf.bridge import measure
+from checkmate_tf.ir.errors import InfeasibleBudgetError
 from checkmate_tf.ir.graph import GraphBuilder
 from checkmate_tf.ir.simulate import keep_all_timeline
 from checkmate_tf.solvers import Answer, Limits, Progress, StoppedBy
@@ -40,14 +44,15 @@ class Script:
         return Answer(orders[-1] if orders else None, StoppedBy.DONE)
 
 
-def prepared(placed):
+def prepared(placed, limit_bytes=1 << 40, kind="op"):
     builder = GraphBuilder()
     sources = [builder.op(f"source{number}", bytes=1500, seconds=1.0) for number in range(4)]
     sums = [builder.op(f"sum{number}", sources[2 * number:2 * number + 2], bytes=1, seconds=1.0) for number in range(2)]
     builder.op("total", sums, bytes=1, seconds=1.0)
-    graph = dataclasses.replace(builder.build(), resident_bytes=RESIDENT)
+    graph = builder.build()
+    graph = dataclasses.replace(graph, resident_bytes=RESIDENT, ops=tuple(dataclasses.replace(op, kind=kind) for op in graph.ops))
     residents = planning.Residents(RESIDENT, 0, 0, 0, 0)
-    return planning.Prepared(None, graph, residents, keep_all_timeline(graph), None, Places(placed))
+    return planning.Prepared(None, graph, residents, keep_all_timeline(graph), None, Places(placed, limit_bytes))
 
 
 def solved(placed, calls):
@@ -77,6 +82,31 @@ def test_where_a_round_finds_nothing_the_next_one_has_more_time():
     solution = rounds.solve_within(prepared({CHEAP_TOO: 8000}), BUDGET, solver, Limits(seconds=10), lambda progress: None)
     assert solution.plan.order == CHEAP_TOO
     assert solver.targets[1] > solver.targets[0] and solver.seconds[1] > 1.2 * solver.seconds[0]
+
+
+def test_where_pieces_are_too_small_the_next_target_is_a_little_lower_however_much_is_lacking():
+    """A limit as large as the budget: what takes more when placed does not say by how much a plan must shrink."""
+    solver = Script([(CHEAP,), (CHEAP_TOO,)])
+    within = prepared({CHEAP: 9900, CHEAP_TOO: 8000}, limit_bytes=BUDGET)
+    solution = rounds.solve_within(within, BUDGET, solver, Limits(seconds=10), lambda progress: None)
+    assert solution.plan.order == CHEAP_TOO
+    assert solver.targets[1] == KEEP_LIVE - int(0.03 * (BUDGET - RESIDENT))
+
+
+def test_what_the_device_would_not_serve_is_no_answer(monkeypatch):
+    """Without such a limit the plan that comes closest is the answer, and a measurement decides."""
+    monkeypatch.setattr(rounds, "infeasible", lambda *arguments: InfeasibleBudgetError("none", BUDGET, KEEP, False, {}))
+    calls = [(CHEAP,)] + [()] * 100
+    assert solved({CHEAP: 9900}, calls)[0].placed_peak_bytes == 9900
+    with pytest.raises(InfeasibleBudgetError):
+        rounds.solve_within(prepared({CHEAP: 9900}, limit_bytes=BUDGET), BUDGET, Script(calls), Limits(seconds=10),
+                            lambda progress: None)
+
+
+@pytest.mark.parametrize("kind, is_limited, share", [("While", True, 0.05), ("While", False, 0), ("MatMul", True, 0)])
+def test_turns_of_loops_are_left_something_where_a_device_has_no_more(monkeypatch, kind, is_limited, share):
+    monkeypatch.setattr(measure, "is_limited", lambda: is_limited)
+    assert rounds.loops_reserve_bytes(prepared({}, kind=kind), BUDGET) == int(share * (BUDGET - RESIDENT))
 
 
 def test_near_enough_to_the_bound_is_where_auto_ends_and_others_do_not():
