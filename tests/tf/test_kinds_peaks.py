@@ -71,11 +71,13 @@ def _peak_above_what_is_held(model, batch) -> int:
 
 @pytest.mark.parametrize("kind", [*KINDS, "loops"])
 def test_with_a_loose_budget_nothing_is_recomputed_and_no_more_memory_taken_than_by_plain_keras(kind):
-    """Plain Keras's own peak differs by some per cent from run to run, as its executor's order does."""
+    """Both peaks differ from run to run, as the executor's order does (attention, of either: 15.7 to 18 MB): the medians
+    of seven interleaved measurements are compared."""
     make, batch = (KINDS | {"loops": LOOPS})[kind][:2]
-    plain_bytes = _peak_above_what_is_held(make(), batch)
-    model = checkmate_tf.compile(make(), "100GB", verbose=0)
-    assert _peak_above_what_is_held(model, batch) <= 1.06 * plain_bytes
+    plain, model = make(), checkmate_tf.compile(make(), "100GB", verbose=0)
+    peaks = [[_peak_above_what_is_held(one, batch) for one in (plain, model)] for _ in range(7)]
+    plain_bytes, model_bytes = np.median(peaks, axis=0)
+    assert model_bytes <= 1.06 * plain_bytes
     assert recomputations(model) == 0
 
 
