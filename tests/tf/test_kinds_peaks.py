@@ -95,7 +95,7 @@ def test_what_loops_hold_inside_is_most_of_what_is_estimated():
     make, batch = LOOPS
     needs = checkmate_tf.estimate(make(), *batch, verbose=0)
     model = checkmate_tf.compile(make(), "100GB", verbose=0)
-    measured_bytes = _peak_above_what_is_held(model, batch)
+    measured_bytes = np.median([_peak_above_what_is_held(model, batch) for _ in range(5)])
     assert 0.75 * measured_bytes <= needs.keep_all_peak_bytes - needs.resident_bytes <= 1.05 * measured_bytes
 
 
