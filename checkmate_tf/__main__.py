@@ -5,7 +5,7 @@
     checkmate-tf plan MODEL.keras --batch-size 64 --budget 2GB --output plan.json --plot plan.png
     checkmate-tf tradeoff MODEL.keras --batch-size 64 --solvers auto greedy --plot tradeoff.png
     checkmate-tf benchmark ResNet50 --shares 0.8 0.6 0.5
-    checkmate-tf fidelity ResNet50 --limit
+    checkmate-tf fidelity ResNet50 --steps 10 --limit
 """
 
 import argparse
@@ -50,7 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     fidelity.add_argument("--shares", nargs="*", type=float, default=[0.6, 0.4],
                           help="budgets, as shares of the way from resident bytes to the keep-everything peak")
     fidelity.add_argument("--time-limit", type=float, default=10.0, help="seconds for each plan")
-    fidelity.add_argument("--limit", action="store_true", help="train 20 steps under each budget as a hard limit, too")
+    fidelity.add_argument("--steps", type=int, default=0,
+                          help="tighten the budget in so many equal steps, too, of which peaks alone are measured")
+    fidelity.add_argument("--limit", action="store_true", help="train 20 steps under each share's budget as a hard limit, too")
     fidelity.add_argument("--json", action="store_true", help="a JSON line a row instead of a table")
     fidelity.set_defaults(run=_fidelity)
     for name, help_text, run in (("estimate", "what a training step of a saved model needs", _estimate),
@@ -93,7 +95,7 @@ def _benchmark(parsed) -> int:
 
 def _fidelity(parsed) -> int:
     from checkmate_tf import fidelity
-    return fidelity.run(parsed.models, parsed.shares, parsed.time_limit, parsed.limit, as_json=parsed.json)
+    return fidelity.run(parsed.models, parsed.shares, parsed.time_limit, parsed.limit, parsed.steps, as_json=parsed.json)
 
 
 def _estimate(parsed) -> int:

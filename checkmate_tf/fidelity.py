@@ -5,12 +5,14 @@ For each workload, in a process of its own under TensorFlow's best-fit allocator
 the keep-everything peak, the planned peak in whole chunks beside the allocator's over three steps, and the planned time beside
 the step's, as ratios to keeping everything, interleaved. The computations of these steps run one after another, as planned, even
 where so much memory is left over that `fit` runs some at once; kept / plain is of everything kept and run at once.
-Below stands where a tighter budget takes more memory or less time, which none should. With a limit, each budget is also put on a
-process as the hard limit of its memory, in which `fit` runs twenty steps.
+Where the budget is also tightened in equal steps, only peaks are measured at those. Below stands where a tighter budget takes more
+memory or less time, which none should. With a limit, each share's budget is also put on a process as the hard limit of its memory, in
+which `fit` runs twenty steps.
 """
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -30,7 +32,7 @@ from checkmate_tf.bridge.emit import emit
 from checkmate_tf.ir.errors import CheckmateError, UnsupportedError
 from checkmate_tf.ir.plan import Plan, plan_from_order
 from checkmate_tf.ir.units import format_bytes
-from checkmate_tf.solvers import ignore_progress
+from checkmate_tf.solvers import Solution, ignore_progress
 
 MIB = 1 << 20
 _RUNS = 3
@@ -88,19 +90,22 @@ CASES = {
     "LSTM": _rows(64, 32, (32, 128))}
 
 
-def run(names: Sequence[str], shares: Sequence[float], seconds: float, limit: bool = False, as_json: bool = False) -> int:
+def run(names: Sequence[str], shares: Sequence[float], seconds: float, limit: bool = False, steps: int = 0,
+        as_json: bool = False) -> int:
     """Measures these cases (all when none are named), each at both batch sizes, and prints a row for each share and for
-    keeping everything. seconds: for each plan. Raises UnsupportedError for a name that is not known."""
+    keeping everything. seconds: for each plan; steps: in which the budget is tightened, too. Raises UnsupportedError for a name that
+    is not known."""
     unknown = [name for name in names if name not in CASES]
     if unknown:
         raise UnsupportedError(f"Known models are {', '.join(CASES)}. Received: {', '.join(unknown)}")
     rows, failed = [], 0
+    tightened = [step / steps for step in range(1, steps) if step / steps not in shares]
     for name in names or CASES:
         for size in CASES[name].batches:
-            lines, code = child(f"fidelity.measure({name!r}, {size}, {list(shares)!r}, {seconds})", {})
+            lines, code = child(f"fidelity.measure({name!r}, {size}, {list(shares)!r}, {tightened!r}, {seconds})", {})
             failed = failed or code
             for row in lines:
-                if limit and "simulated" in row and row["share"] is not None:
+                if limit and row["share"] in shares and "simulated" in row:
                     mebibytes = -(-row["budget"] // MIB)
                     trained, code = child(f"fidelity.train({name!r}, {size}, {mebibytes * MIB}, {seconds})",
                                           {"TF_CPU_BFC_MEM_LIMIT_IN_MB": str(mebibytes)})
@@ -137,7 +142,8 @@ def summary(rows: Sequence[dict]) -> list[str]:
     planned = [row for row in rows if "simulated" in row]
     kept = [row for row in planned if row["share"] is None]
     peaks = [0.965 <= row["measured"] / row["simulated"] < 1.005 for row in planned]
-    off = [100 * abs(row["predicted"] - (row["time_over_keep"] - 1)) for row in planned if row["share"] is not None]
+    off = [100 * abs(row["predicted"] - (row["time_over_keep"] - 1)) for row in planned
+           if row["share"] is not None and "time_over_keep" in row]
     return [f"Peaks within 0.97 to 1.00 of planned, rounded: {sum(peaks)} of {len(peaks)}. Extra times within 3 points: "
             f"{sum(points <= 3 for points in off)} of {len(off)}, within 6: {sum(points <= 6 for points in off)}.",
             f"Of {len(kept)} steps with nothing recomputed, run at once, {sum(row['at_once_peak'] <= row['plain_peak'] for row in kept)} "
@@ -155,8 +161,11 @@ def _compiled(name: str, size: int) -> tuple[keras.Model, str]:
     return model, optimizer
 
 
-def measure(name: str, size: int, shares: Sequence[float], seconds: float) -> None:
-    """Measures one case at one batch size in this process; prints a JSON line a row, keeping everything first."""
+def measure(name: str, size: int, shares: Sequence[float], tightened: Sequence[float], seconds: float) -> None:
+    """Measures one case at one batch size in this process; prints a JSON line a row, keeping everything first.
+
+    tightened: further shares, of which the peak alone is measured
+    """
     model, optimizer = _compiled(name, size)
     batch = tuple(tf.constant(part) for part in CASES[name].data(size))
     planning.build(model, batch)
@@ -165,32 +174,33 @@ def measure(name: str, size: int, shares: Sequence[float], seconds: float) -> No
     prepared = planning.prepare(model, batch, "auto", lambda text: None, batch_is_there=True)
     graph, base = prepared.graph, prepared.base
     keep, kept_bytes = _kept(prepared, plain_bytes, seconds)
+    budgets = {share: int(graph.resident_bytes + share * (base.peak_bytes - graph.resident_bytes))
+               for share in sorted({*shares, *tightened}, reverse=True)}
+    answers = rounds.solve_within_each(prepared, list(budgets.values()), solvers.get("auto"), planning.limits_for("auto", seconds),
+                                       ignore_progress)
+    plans = {None: (keep, kept_bytes, 0.0)} | {
+        share: (answer.plan, answer.placed_peak_bytes, answer.overhead)
+        for share, answer in zip(budgets, answers) if isinstance(answer, Solution)}
     common = {"model": name, "batch": size, "optimizer": optimizer, "ops": len(graph.ops), "resident": graph.resident_bytes,
               "plain_peak": plain_bytes}
     rows, steps = [], {}
-
-    def add(share, budget_bytes, plan, placed_bytes, overhead):
-        steps[share] = emit(prepared.traced, graph, plan)
-        rows.append(common | {"share": share, "budget": budget_bytes, "simulated": placed_bytes, "predicted": overhead,
-                              "measured": _peak_bytes(lambda: steps[share](batch))})
-
-    add(None, None, keep, kept_bytes, 0.0)
-    for share in shares:
-        budget_bytes = int(graph.resident_bytes + share * (base.peak_bytes - graph.resident_bytes))
-        prepared.places.look_again(keep)
-        try:
-            solution = rounds.solve_within(prepared, budget_bytes, solvers.get("auto"), planning.limits_for("auto", seconds),
-                                           ignore_progress)
-        except CheckmateError as error:
-            rows.append(common | {"share": share, "budget": budget_bytes, "error": str(error).splitlines()[0]})
+    for share, answer in zip((None, *budgets), (None, *answers)):
+        row = common | {"share": share, "budget": budgets.get(share)}
+        rows.append(row)
+        if share not in plans:
+            row["error"] = str(answer).splitlines()[0]
             continue
-        add(share, budget_bytes, solution.plan, solution.placed_peak_bytes, solution.overhead)
+        plan, row["simulated"], row["predicted"] = plans[share]
+        step = emit(prepared.traced, graph, plan)
+        row["measured"] = _peak_bytes(functools.partial(step, batch))
+        if share is None or share in shares:
+            steps[share] = step
     steps["at once"] = emit(prepared.traced, graph, keep, math.inf)
     at_once_bytes = _peak_bytes(lambda: steps["at once"](batch))
     measured = ratios({"plain": lambda: model.train_function(iter([batch])),
-                       **{share: lambda step=step: step(batch) for share, step in steps.items()}})
+                       **{share: functools.partial(step, batch) for share, step in steps.items()}})
     for row in rows:
-        if "simulated" in row:
+        if row["share"] in steps:
             row |= {"time_over_keep": measured[row["share"]] / measured[None], "keep_over_plain": measured["at once"],
                     "at_once_peak": at_once_bytes}
         print(json.dumps(row), flush=True)
@@ -241,8 +251,9 @@ def _table(rows: Sequence[dict], limit: bool) -> Table:
         cells = [row["model"], str(row["batch"]), row["optimizer"], "keep" if row["share"] is None else f"{100 * row['share']:.0f} %"]
         if "simulated" in row:
             cells += [format_bytes(row["simulated"]), format_bytes(row["measured"]), f"{row['measured'] / row['simulated']:.3f}",
-                      format_bytes(row["plain_peak"]), f"{100 * row['predicted']:+.1f} %", f"{100 * (row['time_over_keep'] - 1):+.1f} %",
-                      f"{row['keep_over_plain']:.2f}", format_bytes(row["at_once_peak"])]
+                      format_bytes(row["plain_peak"]), f"{100 * row['predicted']:+.1f} %"]
+            cells += [f"{100 * (row['time_over_keep'] - 1):+.1f} %", f"{row['keep_over_plain']:.2f}",
+                      format_bytes(row["at_once_peak"])] if "time_over_keep" in row else [""] * 3
         else:
             cells += ["no plan", "", "", format_bytes(row["plain_peak"]), "", "", "", ""]
         table.add_row(*cells, *([row.get("limited", "")] if limit else []))

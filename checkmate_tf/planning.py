@@ -58,7 +58,10 @@ class Residents:
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A step ready to be planned: what TensorFlow will run, the scheduling problem, and what is resident."""
+    """A step ready to be planned: what TensorFlow will run, the scheduling problem, and what is resident.
+
+    answers: what was answered for any budget so far
+    """
 
     traced: Traced
     graph: Graph
@@ -66,6 +69,7 @@ class Prepared:
     base: Timeline
     profile: Profile
     places: Places
+    answers: list[Solution] = dataclasses.field(default_factory=list)
 
 
 def build(model, data: Any) -> None:

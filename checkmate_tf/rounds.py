@@ -55,14 +55,46 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
     cheapest first. Where all take more, the order of the one that comes closest is repaired for a while. Where one fits, a
     cheaper one is looked for as long as plans that did not fit promise much, the more the longer it takes. The time limit is
     for all rounds. A plan fits if it leaves a small reserve to what else comes and goes while a step runs. If none of the plans
-    found fits when placed, the one that comes closest is the answer, and a measurement decides. `stats` says what is held at
-    its peak. Raises InfeasibleBudgetError without any plan.
+    found fits when placed, the one that comes closest is the answer, and a measurement decides. What was answered for other
+    budgets is an answer here, too, if it fits and nothing cheaper is found: who loosens a budget never gets a dearer plan.
+    `stats` says what is held at its peak. Raises InfeasibleBudgetError without any plan.
     """
     solution = _solved_within(prepared, budget_bytes, solver, limits, report, surplus_bytes, before)
     held = {key: _largest_at_peak(prepared.graph, plan, timeline) for key, plan, timeline in (
         ("held_at_peak", solution.plan, solution.timeline),
         ("held_at_base_peak", plan_from_order(prepared.graph, prepared.graph.order), solution.base))}
-    return dataclasses.replace(solution, stats={**solution.stats, **held})
+    solution = dataclasses.replace(solution, stats={**solution.stats, **held})
+    prepared.answers.append(solution)
+    return solution
+
+
+def solve_within_each(prepared: Prepared, budgets: Sequence[int], solver: Solver, limits: Limits,
+                      report) -> list[Solution | InfeasibleBudgetError]:
+    """An answer for each of the budgets in bytes, or why there is none. Of two budgets the larger has no dearer plan, and of
+    two plans that fit their budgets when placed the dearer takes no more memory."""
+    answers: dict[int, Solution | InfeasibleBudgetError] = {}
+    for budget_bytes in sorted(set(budgets)):
+        try:
+            answers[budget_bytes] = solve_within(prepared, budget_bytes, solver, limits, report)
+        except InfeasibleBudgetError as error:
+            answers[budget_bytes] = error
+    found = [answer for answer in answers.values() if isinstance(answer, Solution)]
+    for budget_bytes, answer in answers.items():
+        if isinstance(answer, Solution):
+            # One for a larger budget may be cheaper and fit here: where a search ends is a matter of luck.
+            fitting = [other for other in found if other.placed_peak_bytes <= max(budget_bytes, answer.placed_peak_bytes)]
+            best = min(fitting, key=lambda other: (other.seconds, other.placed_peak_bytes))
+            answers[budget_bytes] = _answered(best, answer, budget_bytes)
+    return [answers[budget_bytes] for budget_bytes in budgets]
+
+
+def _answered(known: Solution, instead_of: Solution, budget_bytes: int) -> Solution:
+    """A plan that is known from elsewhere as the answer here, with the bound that was found here."""
+    if known is instead_of:
+        return known
+    bound_seconds = min(known.seconds, instead_of.bound_seconds)
+    status = Status.OPTIMAL if known.seconds <= bound_seconds else Status.FEASIBLE
+    return dataclasses.replace(known, status=status, budget_bytes=budget_bytes, bound_seconds=bound_seconds)
 
 
 def _largest_at_peak(graph: Graph, plan: Plan, timeline: Timeline) -> list[list]:
@@ -89,6 +121,9 @@ def _solved_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits
         closest = _repaired(prepared, placed, wanted_bytes, repair_seconds, limits.seed)
         if closest.placed_peak_bytes <= wanted_bytes:
             return closest
+    known = _cheapest_known(prepared, solver, wanted_bytes)
+    if known is not None and (closest is None or _rank(known, wanted_bytes) < _rank(closest, wanted_bytes)):
+        closest = dataclasses.replace(known, budget_bytes=budget_bytes)
     share = _ROUND_SHARE
     for number in range(_ROUNDS):
         fits = closest is not None and closest.placed_peak_bytes <= wanted_bytes
@@ -137,6 +172,18 @@ def _solved_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits
     if closest is None:
         raise infeasible(prepared, budget_bytes, solver, limits, surplus_bytes)
     return closest
+
+
+def _cheapest_known(prepared: Prepared, solver: Solver, limit_bytes: int) -> Solution | None:
+    """Of what this solver answered before, the cheapest that fits as values come to lie now. Nothing is claimed of how good it
+    is here."""
+    for known in sorted(prepared.answers, key=lambda answer: answer.seconds):
+        if known.solver == solver.name and known.peak_bytes <= limit_bytes:
+            placed_bytes = prepared.places.placed_bytes(known.plan, limit_bytes)
+            if placed_bytes <= limit_bytes:
+                return dataclasses.replace(known, status=Status.FEASIBLE, bound_seconds=known.base_seconds,
+                                           stats={**known.stats, "placed_peak_bytes": placed_bytes})
+    return None
 
 
 def loops_reserve_bytes(prepared: Prepared, budget_bytes: int) -> int:

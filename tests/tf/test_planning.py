@@ -138,3 +138,35 @@ def test_after_an_interrupt_no_further_round_begins():
     solver = Stopped([(DEAR, CHEAP)])
     solution = rounds.solve_within(prepared({DEAR: 8000, CHEAP: 9100}), BUDGET, solver, Limits(seconds=10), lambda progress: None)
     assert solution.plan.order == DEAR and len(solver.targets) == 1
+
+
+def test_what_was_answered_for_a_tighter_budget_is_the_answer_where_a_search_finds_only_dearer_plans():
+    within = prepared({CHEAP: 8000, DEAR: 8000})
+    first = rounds.solve_within(within, BUDGET - 100, Script([(CHEAP,)] * 20), Limits(seconds=10), lambda progress: None)
+    again = rounds.solve_within(within, BUDGET, Script([(DEAR,)] * 20), Limits(seconds=10), lambda progress: None)
+    assert first.plan.order == again.plan.order == CHEAP
+    assert again.budget_bytes == BUDGET and again.bound_seconds <= again.seconds
+
+
+def test_a_cheaper_plan_found_for_a_larger_budget_is_taken_for_a_tighter_one_in_which_it_fits():
+    """The search for the tight budget comes first and finds the dear plan, the one for the loose budget the cheap one."""
+    within = prepared({CHEAP: 8000, DEAR: 7900})
+    loose, tight = rounds.solve_within_each(within, [BUDGET, BUDGET - 100], Script([(DEAR,), (CHEAP,)]), Limits(seconds=10),
+                                            lambda progress: None)
+    assert [answer.plan.order for answer in within.answers] == [DEAR, CHEAP]
+    assert tight.plan.order == loose.plan.order == CHEAP
+    assert tight.budget_bytes == BUDGET - 100 and loose.budget_bytes == BUDGET
+
+
+@dataclasses.dataclass
+class NothingBelow(Script):
+    def search(self, graph, budget_bytes, limits, report):
+        return super().search(graph, budget_bytes, limits, report) if budget_bytes >= KEEP_LIVE else Answer(None, StoppedBy.DONE)
+
+
+def test_a_budget_without_a_plan_among_several_is_told(monkeypatch):
+    monkeypatch.setattr(rounds, "infeasible", lambda *arguments: InfeasibleBudgetError("none", RESIDENT, KEEP, False, {}))
+    solver = NothingBelow([(CHEAP,)])
+    none, answer = rounds.solve_within_each(prepared({CHEAP: 8000}), [RESIDENT, BUDGET], solver, Limits(seconds=10),
+                                            lambda progress: None)
+    assert isinstance(none, InfeasibleBudgetError) and answer.plan.order == CHEAP
