@@ -24,7 +24,8 @@ from checkmate_tf.ir.simulate import Timeline, held_at, simulate, structural_flo
 from checkmate_tf.ir.units import format_bytes
 from checkmate_tf.planning import ENOUGH, Prepared, Residents
 from checkmate_tf.report import short_name
-from checkmate_tf.solvers import Limits, Solution, Solver, Status, StoppedBy, ignore_progress
+from checkmate_tf.solvers import Limits, Solution, Solver, Status, StoppedBy, bounds, ignore_progress
+from checkmate_tf.solvers.base import Scope
 from checkmate_tf.targets import Targets
 
 _ALLOWANCE = 0.05               # of what is not resident, left to the allocator in the first round
@@ -40,6 +41,7 @@ _MOST_NAMED = 5                 # values at a peak
 _REPAIR_SHARE = 0.08            # of the time, in each round
 _BETTER_SHARE = 0.5             # of the time, in which a cheaper plan is looked for when one fits
 _IMPATIENCE = 4                 # by how much more a cheaper plan must promise by then
+_BOUND_SECONDS, _BOUND_SHARE = 3.0, 0.1         # of the time, for the bound that the answer is told with
 _MARGIN = 0.1                   # of what is not resident, on a budget that an error says will do
 _MINIMUM_SEARCH_STEPS = 6
 _MINIMUM_SEARCH_SHARE = 0.05
@@ -60,6 +62,7 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
     `stats` says what is held at its peak. Raises InfeasibleBudgetError without any plan.
     """
     solution = _solved_within(prepared, budget_bytes, solver, limits, report, surplus_bytes, before)
+    solution = _with_bound(prepared.graph, solution, limits)
     held = {key: _largest_at_peak(prepared.graph, plan, timeline) for key, plan, timeline in (
         ("held_at_peak", solution.plan, solution.timeline),
         ("held_at_base_peak", plan_from_order(prepared.graph, prepared.graph.order), solution.base))}
@@ -88,13 +91,32 @@ def solve_within_each(prepared: Prepared, budgets: Sequence[int], solver: Solver
     return [answers[budget_bytes] for budget_bytes in budgets]
 
 
+def _with_bound(graph: Graph, solution: Solution, limits: Limits) -> Solution:
+    """The solution with a bound for its whole budget: that of its search is for the target, which left room to the allocator."""
+    stats = dict(solution.stats)
+    if stats.pop("bound_bytes", solution.budget_bytes) >= solution.budget_bytes:
+        return solution
+    bound_seconds, scope = solution.base_seconds, stats.get("bound_scope")
+    seconds = min(_BOUND_SECONDS, _BOUND_SHARE * limits.seconds)
+    if scope is not None and solution.seconds > bound_seconds:
+        found_seconds = bounds.lower_bound(graph, solution.budget_bytes, "fixed" if scope == Scope.FIXED else "any", seconds,
+                                           seed=limits.seed, known=solution.plan.order)
+        bound_seconds = min(max(bound_seconds, found_seconds), solution.seconds)
+    return dataclasses.replace(solution, status=_status(solution.seconds, bound_seconds), bound_seconds=bound_seconds, stats=stats)
+
+
 def _answered(known: Solution, instead_of: Solution, budget_bytes: int) -> Solution:
     """A plan that is known from elsewhere as the answer here, with the bound that was found here."""
     if known is instead_of:
         return known
     bound_seconds = min(known.seconds, instead_of.bound_seconds)
-    status = Status.OPTIMAL if known.seconds <= bound_seconds else Status.FEASIBLE
-    return dataclasses.replace(known, status=status, budget_bytes=budget_bytes, bound_seconds=bound_seconds)
+    return dataclasses.replace(known, status=_status(known.seconds, bound_seconds), budget_bytes=budget_bytes,
+                               bound_seconds=bound_seconds)
+
+
+def _status(seconds: float, bound_seconds: float) -> Status:
+    """Of a plan that takes so long."""
+    return Status.OPTIMAL if seconds <= bound_seconds * (1 + Limits().gap) else Status.FEASIBLE
 
 
 def _largest_at_peak(graph: Graph, plan: Plan, timeline: Timeline) -> list[list]:
@@ -146,7 +168,8 @@ def _solved_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits
             placed, cheapest_bytes = _best_placed(prepared, solution, orders, wanted_bytes)
             found = _repaired(prepared, placed, wanted_bytes, repair_seconds, shared.seed)
             if closest is None or _rank(found, wanted_bytes) < _rank(closest, wanted_bytes):
-                closest = dataclasses.replace(found, budget_bytes=budget_bytes)
+                closest = dataclasses.replace(found, budget_bytes=budget_bytes,
+                                              stats={**found.stats, "bound_bytes": solution.budget_bytes})
             cheapest_seconds = min(cheapest_seconds, solution.seconds)
             is_dearer = found.placed_peak_bytes <= wanted_bytes and found.seconds > solution.seconds
             peak_bytes, over_bytes = ((solution.peak_bytes, cheapest_bytes - wanted_bytes) if is_dearer else
@@ -175,14 +198,13 @@ def _solved_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits
 
 
 def _cheapest_known(prepared: Prepared, solver: Solver, limit_bytes: int) -> Solution | None:
-    """Of what this solver answered before, the cheapest that fits as values come to lie now. Nothing is claimed of how good it
-    is here."""
+    """Of what this solver answered before, the cheapest that fits as values come to lie now."""
     for known in sorted(prepared.answers, key=lambda answer: answer.seconds):
         if known.solver == solver.name and known.peak_bytes <= limit_bytes:
             placed_bytes = prepared.places.placed_bytes(known.plan, limit_bytes)
             if placed_bytes <= limit_bytes:
-                return dataclasses.replace(known, status=Status.FEASIBLE, bound_seconds=known.base_seconds,
-                                           stats={**known.stats, "placed_peak_bytes": placed_bytes})
+                return dataclasses.replace(known, stats={**known.stats, "placed_peak_bytes": placed_bytes,
+                                                         "bound_bytes": known.budget_bytes})
     return None
 
 

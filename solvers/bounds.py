@@ -21,9 +21,10 @@ all; otherwise nothing is learnt, and nothing claimed.
 
 import dataclasses
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from checkmate_tf.ir.errors import PlanError
+from checkmate_tf.ir.errors import PlanError, SolverError
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.plan import Compute, plan_from_order
 from checkmate_tf.ir.simulate import simulate
@@ -97,6 +98,24 @@ def findings(graph: Graph, budget_bytes: int, scope: str, deadline: Deadline, *,
         elif rows_within and outcome.end is not End.LIMIT:
             return
         rows_within |= more is None
+
+
+def lower_bound(graph: Graph, budget_bytes: int, scope: str, seconds: float, *, seed: int = 0,
+                known: Sequence[int] | None = None) -> float:
+    """Seconds below which no plan in the scope is, as far as so much time tells, in a process of its own that ends with it; at
+    least the plain sum. known: the order of a plan that fits."""
+    found_seconds, child = graph.seconds, Child()
+    end = threading.Timer(seconds, child.cancel)
+    end.start()
+    try:
+        for finding in findings(graph, budget_bytes, scope, Deadline(seconds), seed=seed, known=lambda: known, child=child):
+            found_seconds = max(found_seconds, finding.bound_seconds)
+    except (SolverError, MemoryError):
+        pass        # OR-Tools is not there, was ended or is out of memory: what is known stays what it is
+    finally:
+        end.cancel()
+        child.stop()
+    return found_seconds
 
 
 def first_run_bytes(graph: Graph, order: Sequence[int]) -> list[int]:

@@ -9,7 +9,8 @@ from checkmate_tf.bridge import measure
 from checkmate_tf.ir.errors import InfeasibleBudgetError
 from checkmate_tf.ir.graph import GraphBuilder
 from checkmate_tf.ir.simulate import keep_all_timeline
-from checkmate_tf.solvers import Answer, Limits, Progress, StoppedBy
+from checkmate_tf.solvers import Answer, Limits, Progress, Status, StoppedBy
+from checkmate_tf.solvers.base import Scope
 
 RESIDENT, KEEP, KEEP_LIVE, BUDGET = 1000, 10_000, 7001, 9000
 CHEAP, DEAR, CHEAP_TOO = (0, 1, 2, 3, 0, 4, 5, 6), (0, 1, 2, 3, 0, 0, 4, 5, 6), (0, 1, 4, 2, 3, 2, 5, 6)
@@ -170,3 +171,29 @@ def test_a_budget_without_a_plan_among_several_is_told(monkeypatch):
     none, answer = rounds.solve_within_each(prepared({CHEAP: 8000}), [RESIDENT, BUDGET], solver, Limits(seconds=10),
                                             lambda progress: None)
     assert isinstance(none, InfeasibleBudgetError) and answer.plan.order == CHEAP
+
+
+@dataclasses.dataclass
+class Proving(Script):
+    """Proves each of its plans to be the cheapest for its target."""
+
+    scope: str = "any"
+
+    def search(self, graph, budget_bytes, limits, report):
+        answer = super().search(graph, budget_bytes, limits, report)
+        return dataclasses.replace(answer, bound_seconds=float(len(answer.order)), stats={"bound_scope": self.scope})
+
+
+def test_what_is_proved_for_a_target_below_the_budget_is_not_claimed_for_the_budget():
+    """Nothing needs to be recomputed within the budget: the bound is the plain sum, whatever the solver proved for less."""
+    solution = rounds.solve_within(prepared({CHEAP: 8000}), BUDGET, Proving([(CHEAP,)]), Limits(seconds=20), lambda progress: None)
+    assert solution.plan.order == CHEAP and solution.seconds == len(CHEAP)
+    assert solution.bound_seconds == solution.base_seconds == 7 and solution.status is Status.FEASIBLE
+
+
+def test_the_bound_for_the_whole_budget_is_found_anew():
+    """With less than everything in the given order one of the sources is computed twice."""
+    budget_bytes, order = KEEP_LIVE - 300, (0, 1, 2, 3, 4, 2, 5, 6)
+    solution = rounds.solve_within(prepared({order: budget_bytes - 100}), budget_bytes, Proving([(order,)] * 9, scope=Scope.FIXED),
+                                   Limits(seconds=20), lambda progress: None)
+    assert solution.bound_seconds == pytest.approx(8.0) and solution.status is Status.OPTIMAL
