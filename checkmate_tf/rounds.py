@@ -61,7 +61,7 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
     budgets is an answer here, too, if it fits and nothing cheaper is found: who loosens a budget never gets a dearer plan.
     `stats` says what is held at its peak. Raises InfeasibleBudgetError without any plan.
     """
-    solution = _solved_within(prepared, budget_bytes, solver, limits, report, surplus_bytes, before)
+    solution = _solved_or_known(prepared, budget_bytes, solver, limits, report, surplus_bytes, before)
     solution = _with_bound(prepared.graph, solution, limits)
     held = {key: _largest_at_peak(prepared.graph, plan, timeline) for key, plan, timeline in (
         ("held_at_peak", solution.plan, solution.timeline),
@@ -125,10 +125,32 @@ def _largest_at_peak(graph: Graph, plan: Plan, timeline: Timeline) -> list[list]
     return [[short_name(graph.ops[graph.values[value].producer].name), graph.values[value].bytes] for value in held]
 
 
-def _solved_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: Limits, report, surplus_bytes: int,
-                   before: Solution | None) -> Solution:
+def _solved_or_known(prepared: Prepared, budget_bytes: int, solver: Solver, limits: Limits, report, surplus_bytes: int,
+                     before: Solution | None) -> Solution:
+    limit_bytes, spread = _left(prepared, budget_bytes, surplus_bytes)
+    known = _cheapest_known(prepared, solver, limit_bytes - int(_RESERVE * spread))
+    try:
+        solution = _solved_within(prepared, budget_bytes, solver, limits, report, surplus_bytes, before,
+                                  known.seconds if known is not None else math.inf)
+    except InfeasibleBudgetError:
+        if known is None:
+            raise
+        solution = known
+    if known is not None and _rank(known, limit_bytes) < _rank(solution, limit_bytes):
+        solution = known
+    return dataclasses.replace(solution, budget_bytes=budget_bytes)
+
+
+def _left(prepared: Prepared, budget_bytes: int, surplus_bytes: int) -> tuple[int, int]:
+    """The bytes that a plan may take when placed, and how many of them are not resident."""
     limit_bytes = budget_bytes - surplus_bytes - loops_reserve_bytes(prepared, budget_bytes)
-    spread = max(0, limit_bytes - prepared.residents.total)
+    return limit_bytes, max(0, limit_bytes - prepared.residents.total)
+
+
+def _solved_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: Limits, report, surplus_bytes: int,
+                   before: Solution | None, known_seconds: float) -> Solution:
+    """known_seconds: what a plan takes that fits; a search that finds only dearer ones was too short."""
+    limit_bytes, spread = _left(prepared, budget_bytes, surplus_bytes)
     if place_keep_all(prepared, limit_bytes) <= limit_bytes:
         target_bytes = wanted_bytes = limit_bytes
     else:
@@ -143,9 +165,6 @@ def _solved_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits
         closest = _repaired(prepared, placed, wanted_bytes, repair_seconds, limits.seed)
         if closest.placed_peak_bytes <= wanted_bytes:
             return closest
-    known = _cheapest_known(prepared, solver, wanted_bytes)
-    if known is not None and (closest is None or _rank(known, wanted_bytes) < _rank(closest, wanted_bytes)):
-        closest = dataclasses.replace(known, budget_bytes=budget_bytes)
     share = _ROUND_SHARE
     for number in range(_ROUNDS):
         fits = closest is not None and closest.placed_peak_bytes <= wanted_bytes
@@ -178,6 +197,9 @@ def _solved_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits
                 over_bytes = min(over_bytes, int(_PIECES_STEP * spread))
             goes_on = targets.placed(peak_bytes, over_bytes)
         waited = (time.monotonic() - started) / limits.seconds
+        if solution.plan is not None and known_seconds < (1 - ENOUGH) * closest.seconds and waited < _BETTER_SHARE:
+            share = min(_MOST_SHARE, 2 * share)
+            continue
         if closest is not None and closest.placed_peak_bytes <= wanted_bytes:
             enough = ENOUGH * (1 + _IMPATIENCE * waited / _BETTER_SHARE)
             if closest.seconds <= (1 + enough) * cheapest_seconds or waited >= _BETTER_SHARE:
@@ -191,7 +213,7 @@ def _solved_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits
         return dataclasses.replace(_best_placed(prepared, kept, (), limit_bytes)[0], budget_bytes=budget_bytes)
     if closest is None and surplus_bytes > _LEAST_STEP * spread:  # another plan may well take less beyond its placement
         halved = dataclasses.replace(limits, seconds=limits.seconds / 2, seed=limits.seed + _ROUNDS)
-        return _solved_within(prepared, budget_bytes, solver, halved, report, surplus_bytes // 2, None)
+        return _solved_within(prepared, budget_bytes, solver, halved, report, surplus_bytes // 2, None, known_seconds)
     if closest is None:
         raise infeasible(prepared, budget_bytes, solver, limits, surplus_bytes)
     return closest

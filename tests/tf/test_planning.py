@@ -14,6 +14,7 @@ from checkmate_tf.solvers.base import Scope
 
 RESIDENT, KEEP, KEEP_LIVE, BUDGET = 1000, 10_000, 7001, 9000
 CHEAP, DEAR, CHEAP_TOO = (0, 1, 2, 3, 0, 4, 5, 6), (0, 1, 2, 3, 0, 0, 4, 5, 6), (0, 1, 4, 2, 3, 2, 5, 6)
+DEARER = (0, 1, 2, 3, 0, 0, 0, 4, 5, 6)
 
 
 @dataclasses.dataclass
@@ -197,3 +198,11 @@ def test_the_bound_for_the_whole_budget_is_found_anew():
     solution = rounds.solve_within(prepared({order: budget_bytes - 100}), budget_bytes, Proving([(order,)] * 9, scope=Scope.FIXED),
                                    Limits(seconds=20), lambda progress: None)
     assert solution.bound_seconds == pytest.approx(8.0) and solution.status is Status.OPTIMAL
+
+
+def test_where_a_cheaper_plan_is_known_a_search_that_finds_only_dearer_ones_goes_on():
+    within = prepared({CHEAP: 8000, DEAR: 8000, DEARER: 8000})
+    rounds.solve_within(within, BUDGET - 100, Script([(DEAR,)] * 20), Limits(seconds=10), lambda progress: None)
+    solver = Script([(DEARER,), (CHEAP,)])
+    assert rounds.solve_within(within, BUDGET, solver, Limits(seconds=10), lambda progress: None).plan.order == CHEAP
+    assert len(solver.seconds) == 2 and solver.seconds[1] > solver.seconds[0]
