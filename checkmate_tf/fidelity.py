@@ -37,6 +37,7 @@ from checkmate_tf.solvers import Solution, ignore_progress
 MIB = 1 << 20
 _RUNS = 3
 _LIMITED_STEPS = 20
+_SAME_PEAK = 1e-3               # by which the peaks of one plan, written twice, may differ
 OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "SGD": lambda: keras.optimizers.SGD(0.001, momentum=0.9), "Adam": lambda: keras.optimizers.Adam(),
     "AdamW": lambda: keras.optimizers.AdamW(global_clipnorm=1.0)}
@@ -118,19 +119,20 @@ def run(names: Sequence[str], shares: Sequence[float], seconds: float, limit: bo
         console.print(_table(rows, limit))
         console.print("\n".join(summary(rows)))
         found = cliffs(rows)
-        console.print("\n".join(found) if found else "As budgets tighten, no measured peak rises and no planned time falls.")
+        console.print("\n".join(found) if found else "As budgets tighten, no measured peak rises, within 0.1 %, and no planned time falls.")
     return failed
 
 
 def cliffs(rows: Sequence[dict]) -> list[str]:
-    """Where, from one budget of a case to the next smaller one, the measured peak rises or the planned time falls."""
+    """Where, from one budget of a case to the next smaller one, the measured peak rises (by what the same plan does not from one
+    function to the next) or the planned time falls."""
     found = []
     for case in dict.fromkeys((row["model"], row["batch"]) for row in rows):
         planned = sorted((row for row in rows if (row["model"], row["batch"]) == case and "simulated" in row),
                          key=lambda row: math.inf if row["share"] is None else row["share"], reverse=True)
         for before, row in itertools.pairwise(planned):
             where = f"{case[0]}, {case[1]}, at {100 * row['share']:.0f} %: the"
-            if row["measured"] > before["measured"]:
+            if row["measured"] > (1 + _SAME_PEAK) * before["measured"]:
                 found.append(f"{where} measured peak rises from {format_bytes(before['measured'])} to {format_bytes(row['measured'])}")
             if row["predicted"] < before["predicted"]:
                 found.append(f"{where} planned time falls from {100 * before['predicted']:+.2f} to {100 * row['predicted']:+.2f} %")

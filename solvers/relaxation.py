@@ -30,7 +30,6 @@ a half-kept input. The tests compare with an exhaustive search over all plans of
 """
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 

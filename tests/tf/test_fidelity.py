@@ -15,6 +15,10 @@ def test_less_memory_for_more_time_is_no_cliff():
     assert cliffs(_rows((400_000_000, 0.0), (300_000_000, 0.01), (300_000_000, 0.01), (200_000_000, 0.5))) == []
 
 
+def test_nor_is_what_the_peak_of_one_plan_differs_by_when_it_is_written_again():
+    assert cliffs(_rows((400_000_000, 0.0), (300_000_000, 0.01), (300_200_000, 0.01), (200_000_000, 0.5))) == []
+
+
 @pytest.mark.parametrize("peak, time, text", [
     (310_000_000, 0.02, "VGG16, 8, at 60 %: the measured peak rises from 300 MB to 310 MB"),
     (290_000_000, 0.0, "VGG16, 8, at 60 %: the planned time falls from +1.00 to +0.00 %")])
