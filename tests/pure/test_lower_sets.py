@@ -5,7 +5,7 @@ import pytest
 
 from checkmate_tf import solvers
 from checkmate_tf.ir.graph import GraphBuilder
-from checkmate_tf.ir.simulate import keep_all_timeline, structural_floor
+from checkmate_tf.ir.simulate import keep_all_timeline
 from checkmate_tf.solvers import lower_sets
 from checkmate_tf.solvers.chen import forward_ops, order_without
 from tests import oracle, strategies

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import checkmate_tf
-from budgets import Recomputes, assert_same_variables, recompute, recomputations, tight_budget
+from budgets import assert_same_variables, recompute, recomputations, tight_budget
 from checkmate_tf import (BudgetError, InfeasibleBudgetError, NotCompiledError, PlanError, ProfileError, SolverError,
                           UnsupportedError, rounds)
 from checkmate_tf.bridge import measure

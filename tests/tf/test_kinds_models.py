@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from budgets import assert_same_training, train_on
 from networks import layers

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import checkmate_tf
-from budgets import assert_same_variables, assert_trains_within, recomputations, train_on
+from budgets import assert_trains_within, recomputations, train_on
 from checkmate_tf.bridge import measure
 from networks import conv_net, digits, layers
 

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import checkmate_tf
-from budgets import Recomputes, assert_same_training, train_on
+from budgets import assert_same_training
 from networks import layers
 
 ops = keras.ops

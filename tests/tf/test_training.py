@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from budgets import Recomputes, assert_same_training, assert_same_variables, recompute, recomputations
+from budgets import Recomputes, assert_same_training, recompute, recomputations
 from checkmate_tf import planning, rounds
 from checkmate_tf.bridge import measure, variables
 from checkmate_tf.bridge.emit import emit

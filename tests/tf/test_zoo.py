@@ -11,7 +11,7 @@ import checkmate_tf
 from checkmate_tf import profiles, zoo
 from checkmate_tf.bridge.layers import layer_graph, multiply_adds
 from checkmate_tf.ir.errors import UnsupportedError
-from checkmate_tf.ir.simulate import keep_all_timeline, structural_floor
+from checkmate_tf.ir.simulate import structural_floor
 from networks import conv_net, layers
 
 # (16e9 bytes - twice the weights) / the most that an op holds for an item: no schedule has a larger batch with this accounting.
