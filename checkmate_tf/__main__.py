@@ -95,7 +95,7 @@ def _benchmark(parsed) -> int:
 
 def _fidelity(parsed) -> int:
     from checkmate_tf import fidelity
-    return fidelity.run(parsed.models, parsed.shares, parsed.time_limit, parsed.limit, parsed.steps, as_json=parsed.json)
+    return fidelity.run(parsed.models, parsed.shares, parsed.time_limit, parsed.limit, parsed.steps, parsed.json)
 
 
 def _estimate(parsed) -> int:

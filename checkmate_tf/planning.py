@@ -58,10 +58,7 @@ class Residents:
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A step ready to be planned: what TensorFlow will run, the scheduling problem, and what is resident.
-
-    answers: what was answered for any budget so far
-    """
+    """A step ready to be planned: what TensorFlow will run, the scheduling problem, and what is resident."""
 
     traced: Traced
     graph: Graph
@@ -69,7 +66,6 @@ class Prepared:
     base: Timeline
     profile: Profile
     places: Places
-    answers: list[Solution] = dataclasses.field(default_factory=list)
 
 
 def build(model, data: Any) -> None:

@@ -48,7 +48,7 @@ _MINIMUM_SEARCH_SHARE = 0.05
 
 
 def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: Limits, report,
-                 surplus_bytes: int = 0, before: Solution | None = None) -> Solution:
+                 surplus_bytes: int = 0, before: Solution | None = None, known: Sequence[Solution] = ()) -> Solution:
     """A plan whose peak, as its values come to lie, stays under the budget less what was measured beyond that before.
 
     A solution from before, made when memory was free elsewhere, is repaired first, if that is all it needs.
@@ -57,18 +57,16 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
     cheapest first. Where all take more, the order of the one that comes closest is repaired for a while. Where one fits, a
     cheaper one is looked for as long as plans that did not fit promise much, the more the longer it takes. The time limit is
     for all rounds. A plan fits if it leaves a small reserve to what else comes and goes while a step runs. If none of the plans
-    found fits when placed, the one that comes closest is the answer, and a measurement decides. What was answered for other
-    budgets is an answer here, too, if it fits and nothing cheaper is found: who loosens a budget never gets a dearer plan.
-    `stats` says what is held at its peak. Raises InfeasibleBudgetError without any plan.
+    found fits when placed, the one that comes closest is the answer, and a measurement decides. What is known from other
+    budgets is the answer where it fits and nothing cheaper is found. A bound for the whole budget may take a tenth of the time
+    again. `stats` says what is held at the peak. Raises InfeasibleBudgetError without any plan.
     """
-    solution = _solved_or_known(prepared, budget_bytes, solver, limits, report, surplus_bytes, before)
-    solution = _with_bound(prepared.graph, solution, limits)
+    solution = _solved_or_known(prepared, budget_bytes, solver, limits, report, surplus_bytes, before, known)
+    solution = _for_budget(prepared.graph, solution, budget_bytes, limits)
     held = {key: _largest_at_peak(prepared.graph, plan, timeline) for key, plan, timeline in (
         ("held_at_peak", solution.plan, solution.timeline),
         ("held_at_base_peak", plan_from_order(prepared.graph, prepared.graph.order), solution.base))}
-    solution = dataclasses.replace(solution, stats={**solution.stats, **held})
-    prepared.answers.append(solution)
-    return solution
+    return dataclasses.replace(solution, stats={**solution.stats, **held})
 
 
 def solve_within_each(prepared: Prepared, budgets: Sequence[int], solver: Solver, limits: Limits,
@@ -76,42 +74,38 @@ def solve_within_each(prepared: Prepared, budgets: Sequence[int], solver: Solver
     """An answer for each of the budgets in bytes, or why there is none. Of two budgets the larger has no dearer plan, and of
     two plans that fit their budgets when placed the dearer takes no more memory."""
     answers: dict[int, Solution | InfeasibleBudgetError] = {}
+    found: list[Solution] = []
     for budget_bytes in sorted(set(budgets)):
         try:
-            answers[budget_bytes] = solve_within(prepared, budget_bytes, solver, limits, report)
+            answers[budget_bytes] = solve_within(prepared, budget_bytes, solver, limits, report, known=found)
         except InfeasibleBudgetError as error:
             answers[budget_bytes] = error
-    found = [answer for answer in answers.values() if isinstance(answer, Solution)]
-    for budget_bytes, answer in answers.items():
-        if isinstance(answer, Solution):
-            # One for a larger budget may be cheaper and fit here: where a search ends is a matter of luck.
-            fitting = [other for other in found if other.placed_peak_bytes <= max(budget_bytes, answer.placed_peak_bytes)]
-            best = min(fitting, key=lambda other: (other.seconds, other.placed_peak_bytes))
-            answers[budget_bytes] = _answered(best, answer, budget_bytes)
+        else:
+            found.append(answers[budget_bytes])
+    for answer in found:
+        # One for a larger budget may be cheaper and fit here: where a search ends is a matter of luck.
+        limit_bytes = max(answer.budget_bytes, answer.placed_peak_bytes)
+        best = min((other for other in found if other.placed_peak_bytes <= limit_bytes),
+                   key=lambda other: (other.seconds, other.placed_peak_bytes))
+        bound_seconds = min(best.seconds, answer.bound_seconds)
+        answers[answer.budget_bytes] = dataclasses.replace(best, budget_bytes=answer.budget_bytes, bound_seconds=bound_seconds,
+                                                           status=_status(best.seconds, bound_seconds))
     return [answers[budget_bytes] for budget_bytes in budgets]
 
 
-def _with_bound(graph: Graph, solution: Solution, limits: Limits) -> Solution:
-    """The solution with a bound for its whole budget: that of its search is for the target, which left room to the allocator."""
-    stats = dict(solution.stats)
-    if stats.pop("bound_bytes", solution.budget_bytes) >= solution.budget_bytes:
+def _for_budget(graph: Graph, solution: Solution, budget_bytes: int, limits: Limits) -> Solution:
+    """The solution as the answer for this budget, with a bound for all of that: its search was for less, to leave room to the
+    allocator, and what that proved holds for less."""
+    if solution.budget_bytes >= budget_bytes:
         return solution
-    bound_seconds, scope = solution.base_seconds, stats.get("bound_scope")
-    seconds = min(_BOUND_SECONDS, _BOUND_SHARE * limits.seconds)
+    bound_seconds, scope = solution.base_seconds, solution.stats.get("bound_scope")
     if scope is not None and solution.seconds > bound_seconds:
-        found_seconds = bounds.lower_bound(graph, solution.budget_bytes, "fixed" if scope == Scope.FIXED else "any", seconds,
-                                           seed=limits.seed, known=solution.plan.order)
+        found_seconds = bounds.lower_bound(graph, budget_bytes, "fixed" if scope == Scope.FIXED else "any",
+                                           min(_BOUND_SECONDS, _BOUND_SHARE * limits.seconds), seed=limits.seed,
+                                           known=solution.plan.order)
         bound_seconds = min(max(bound_seconds, found_seconds), solution.seconds)
-    return dataclasses.replace(solution, status=_status(solution.seconds, bound_seconds), bound_seconds=bound_seconds, stats=stats)
-
-
-def _answered(known: Solution, instead_of: Solution, budget_bytes: int) -> Solution:
-    """A plan that is known from elsewhere as the answer here, with the bound that was found here."""
-    if known is instead_of:
-        return known
-    bound_seconds = min(known.seconds, instead_of.bound_seconds)
-    return dataclasses.replace(known, status=_status(known.seconds, bound_seconds), budget_bytes=budget_bytes,
-                               bound_seconds=bound_seconds)
+    return dataclasses.replace(solution, budget_bytes=budget_bytes, bound_seconds=bound_seconds,
+                               status=_status(solution.seconds, bound_seconds))
 
 
 def _status(seconds: float, bound_seconds: float) -> Status:
@@ -126,19 +120,16 @@ def _largest_at_peak(graph: Graph, plan: Plan, timeline: Timeline) -> list[list]
 
 
 def _solved_or_known(prepared: Prepared, budget_bytes: int, solver: Solver, limits: Limits, report, surplus_bytes: int,
-                     before: Solution | None) -> Solution:
+                     before: Solution | None, known: Sequence[Solution]) -> Solution:
     limit_bytes, spread = _left(prepared, budget_bytes, surplus_bytes)
-    known = _cheapest_known(prepared, solver, limit_bytes - int(_RESERVE * spread))
+    cheapest = _cheapest_known(prepared, known, limit_bytes - int(_RESERVE * spread))
+    if cheapest is None:
+        return _solved_within(prepared, budget_bytes, solver, limits, report, surplus_bytes, before)
     try:
-        solution = _solved_within(prepared, budget_bytes, solver, limits, report, surplus_bytes, before,
-                                  known.seconds if known is not None else math.inf)
+        solution = _solved_within(prepared, budget_bytes, solver, limits, report, surplus_bytes, before, cheapest.seconds)
     except InfeasibleBudgetError:
-        if known is None:
-            raise
-        solution = known
-    if known is not None and _rank(known, limit_bytes) < _rank(solution, limit_bytes):
-        solution = known
-    return dataclasses.replace(solution, budget_bytes=budget_bytes)
+        return cheapest
+    return min(cheapest, solution, key=lambda answer: _rank(answer, limit_bytes))
 
 
 def _left(prepared: Prepared, budget_bytes: int, surplus_bytes: int) -> tuple[int, int]:
@@ -148,8 +139,9 @@ def _left(prepared: Prepared, budget_bytes: int, surplus_bytes: int) -> tuple[in
 
 
 def _solved_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: Limits, report, surplus_bytes: int,
-                   before: Solution | None, known_seconds: float) -> Solution:
-    """known_seconds: what a plan takes that fits; a search that finds only dearer ones was too short."""
+                   before: Solution | None, known_seconds: float = math.inf) -> Solution:
+    """The answer has the target it was found for as its budget. known_seconds: what a plan takes that fits; a search that finds
+    only dearer ones, and does not prove that there are no others, was too short."""
     limit_bytes, spread = _left(prepared, budget_bytes, surplus_bytes)
     if place_keep_all(prepared, limit_bytes) <= limit_bytes:
         target_bytes = wanted_bytes = limit_bytes
@@ -187,8 +179,7 @@ def _solved_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits
             placed, cheapest_bytes = _best_placed(prepared, solution, orders, wanted_bytes)
             found = _repaired(prepared, placed, wanted_bytes, repair_seconds, shared.seed)
             if closest is None or _rank(found, wanted_bytes) < _rank(closest, wanted_bytes):
-                closest = dataclasses.replace(found, budget_bytes=budget_bytes,
-                                              stats={**found.stats, "bound_bytes": solution.budget_bytes})
+                closest = found
             cheapest_seconds = min(cheapest_seconds, solution.seconds)
             is_dearer = found.placed_peak_bytes <= wanted_bytes and found.seconds > solution.seconds
             peak_bytes, over_bytes = ((solution.peak_bytes, cheapest_bytes - wanted_bytes) if is_dearer else
@@ -197,20 +188,22 @@ def _solved_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits
                 over_bytes = min(over_bytes, int(_PIECES_STEP * spread))
             goes_on = targets.placed(peak_bytes, over_bytes)
         waited = (time.monotonic() - started) / limits.seconds
-        if solution.plan is not None and known_seconds < (1 - ENOUGH) * closest.seconds and waited < _BETTER_SHARE:
+        is_interrupted = solution.stopped_by is StoppedBy.INTERRUPT
+        is_too_short = solution.plan is not None and solution.bound_seconds < known_seconds < (1 - ENOUGH) * solution.seconds
+        if is_too_short and waited < _BETTER_SHARE and not is_interrupted:
             share = min(_MOST_SHARE, 2 * share)
             continue
         if closest is not None and closest.placed_peak_bytes <= wanted_bytes:
             enough = ENOUGH * (1 + _IMPATIENCE * waited / _BETTER_SHARE)
             if closest.seconds <= (1 + enough) * cheapest_seconds or waited >= _BETTER_SHARE:
                 return closest
-        if not goes_on or waited >= 1 - _REPAIR_SHARE or solution.stopped_by is StoppedBy.INTERRUPT:
+        if not goes_on or waited >= 1 - _REPAIR_SHARE or is_interrupted:
             break
     if closest is not None and closest.placed_peak_bytes > prepared.places.limit_bytes:
         closest = None                                  # the device would not serve it
     if closest is None and place_keep_all(prepared, limit_bytes) <= limit_bytes:     # where a solver gave up for another reason
         kept = solvers.solve(prepared.graph, limit_bytes, solvers.get("keep_all"), limits, report)
-        return dataclasses.replace(_best_placed(prepared, kept, (), limit_bytes)[0], budget_bytes=budget_bytes)
+        return _best_placed(prepared, kept, (), limit_bytes)[0]
     if closest is None and surplus_bytes > _LEAST_STEP * spread:  # another plan may well take less beyond its placement
         halved = dataclasses.replace(limits, seconds=limits.seconds / 2, seed=limits.seed + _ROUNDS)
         return _solved_within(prepared, budget_bytes, solver, halved, report, surplus_bytes // 2, None, known_seconds)
@@ -219,14 +212,13 @@ def _solved_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits
     return closest
 
 
-def _cheapest_known(prepared: Prepared, solver: Solver, limit_bytes: int) -> Solution | None:
-    """Of what this solver answered before, the cheapest that fits as values come to lie now."""
-    for known in sorted(prepared.answers, key=lambda answer: answer.seconds):
-        if known.solver == solver.name and known.peak_bytes <= limit_bytes:
-            placed_bytes = prepared.places.placed_bytes(known.plan, limit_bytes)
+def _cheapest_known(prepared: Prepared, known: Sequence[Solution], limit_bytes: int) -> Solution | None:
+    """Of these, the cheapest that fits as values come to lie now."""
+    for solution in sorted(known, key=lambda solution: solution.seconds):
+        if solution.peak_bytes <= limit_bytes:
+            placed_bytes = prepared.places.placed_bytes(solution.plan, limit_bytes)
             if placed_bytes <= limit_bytes:
-                return dataclasses.replace(known, stats={**known.stats, "placed_peak_bytes": placed_bytes,
-                                                         "bound_bytes": known.budget_bytes})
+                return dataclasses.replace(solution, stats={**solution.stats, "placed_peak_bytes": placed_bytes})
     return None
 
 

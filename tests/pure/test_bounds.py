@@ -40,6 +40,18 @@ def best_finding(graph, budget, scope, seconds=10.0, **options):
 
 
 @pytest.mark.parametrize("scope", cuts.SCOPES)
+def test_in_time_enough_the_bound_is_the_best_that_is_found(scope):
+    for graph, budget, _ in cases(range(300, 303)):
+        expected, _ = best_finding(graph, budget, scope)
+        assert bounds.lower_bound(graph, budget, scope, 20.0) == pytest.approx(expected)
+
+
+def test_where_the_time_is_over_before_anything_is_found_the_bound_is_the_plain_sum():
+    graph, budget, _ = next(cases(range(300, 303)))
+    assert bounds.lower_bound(graph, budget, "fixed", 0.01) == graph.seconds
+
+
+@pytest.mark.parametrize("scope", cuts.SCOPES)
 def test_whatever_the_cuts_no_relaxation_costs_more_than_the_cheapest_plan(scope):
     met = compared = 0
     for graph, budget, seed in cases(range(300, 500)):

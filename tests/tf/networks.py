@@ -25,6 +25,19 @@ def conv_net(dropout: float = 0.0, optimizer="adam", size: int = 16, width: int 
     return model
 
 
+def momentum_net(**arguments) -> keras.Model:
+    """The same with much to recompute, under SGD with momentum."""
+    return conv_net(optimizer=keras.optimizers.SGD(0.05, momentum=0.9), activation="swish", **arguments)
+
+
+def plain_after(steps: int, batch) -> keras.Model:
+    """One that plain Keras has trained for so many steps."""
+    model = momentum_net()
+    for _ in range(steps):
+        model.train_on_batch(*batch)
+    return model
+
+
 def digits(count: int, size: int = 16) -> tuple[np.ndarray, np.ndarray]:
     """scikit-learn's handwritten digits, scaled up to [count, size, size, 3] float32 in [0, 1], and their labels."""
     from sklearn.datasets import load_digits

@@ -1,49 +1,22 @@
-"""What hangs on a Keras model: when it plans, what it measures, and what else may be done to the model meanwhile."""
+"""What hangs on a Keras model: when it plans, and what else may be done to the model meanwhile."""
 
 import dataclasses
 import pickle
 import subprocess
 import sys
-import tempfile
 
 import keras
 import numpy as np
 import pytest
 
 import checkmate_tf
-from budgets import Recomputes, assert_same_variables, in_a_process_of_its_own, recompute, recomputations, tight_budget
-from checkmate_tf import rounds
-from checkmate_tf.bridge import measure
+from budgets import Recomputes, assert_same_variables, recompute, recomputations, tight_budget
 from checkmate_tf.solvers import Solution
-from networks import conv_net, digits, values_of
+from networks import conv_net, digits, momentum_net, plain_after, values_of
 
 BATCH = 32
 # Keras copies weights with NumPy's `copy=False`, which its variables do not take yet.
 COPIES = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
-
-
-class FakePeaks:
-    """Stands in for the allocator's statistics: these peaks of checked runs in turn, then the true ones; none in other
-    runs and when planning, where what is held is true.
-
-    resets counts how often a peak was reset.
-    """
-
-    def __init__(self, monkeypatch, *peaks):
-        self.peaks, self.resets, self.armed = list(peaks), 0, False
-        self.real_memory, self.real_reset = measure.measured_memory, measure.reset_peak
-        monkeypatch.setattr(measure, "measured_memory", self.memory)
-        monkeypatch.setattr(measure, "reset_peak", self.reset)
-
-    def reset(self):
-        self.real_reset()
-        self.resets, self.armed = self.resets + 1, True
-
-    def memory(self):
-        armed, self.armed = self.armed, False
-        if armed:
-            return (0, self.peaks.pop(0)) if self.peaks else self.real_memory()
-        return self.real_memory()[0], 0
 
 
 @pytest.fixture(scope="module")
@@ -51,24 +24,8 @@ def batch():
     return digits(BATCH)
 
 
-def _sgd(**arguments):
-    return conv_net(optimizer=keras.optimizers.SGD(0.05, momentum=0.9), activation="swish", **arguments)
-
-
-def _large():
-    """Large enough that one measured peak says more about the plan than about what else the process does."""
-    return conv_net(optimizer=keras.optimizers.SGD(0.05, momentum=0.9), size=32, width=16)
-
-
-def _plain_after(steps, batch):
-    model = _sgd()
-    for _ in range(steps):
-        model.train_on_batch(*batch)
-    return model
-
-
 def test_estimating_and_planning_change_no_variable(batch):
-    model = _sgd(dropout=0.3)
+    model = momentum_net(dropout=0.3)
     model.optimizer.build(model.trainable_variables)
     before = values_of(model)
     checkmate_tf.estimate(model, *batch, profile="cpu")
@@ -79,7 +36,7 @@ def test_estimating_and_planning_change_no_variable(batch):
 
 def test_a_larger_batch_is_planned_anew():
     x, y = digits(48)
-    model, solver = _sgd(), Recomputes()
+    model, solver = momentum_net(), Recomputes()
     recompute(model, solver=solver)
     steps = []
     for size in (16, 48, 16):
@@ -93,7 +50,7 @@ def test_a_larger_batch_is_planned_anew():
 @pytest.mark.kind("life cycle", "a larger batch: plans again")
 def test_a_larger_batch_that_does_not_fit_the_old_plan_is_solved_again():
     x, y = digits(48)
-    model, solver = _sgd(), Recomputes(share=1.0)
+    model, solver = momentum_net(), Recomputes(share=1.0)
     budget = tight_budget(model, x, y)
     recompute(model, solver=solver, budget=budget)
     model.train_on_batch(x[:16], y[:16])
@@ -106,7 +63,7 @@ def test_a_larger_batch_that_does_not_fit_the_old_plan_is_solved_again():
 
 @pytest.mark.kind("life cycle", "compile of Keras again: plans afresh")
 def test_compiling_the_model_again_keeps_the_budget_and_plans_afresh(batch):
-    model, solver = _sgd(), Recomputes()
+    model, solver = momentum_net(), Recomputes()
     recompute(model, solver=solver)
     model.train_on_batch(*batch)
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
@@ -120,7 +77,7 @@ def test_compiling_the_model_again_keeps_the_budget_and_plans_afresh(batch):
 
 @pytest.mark.kind("life cycle", "compile of ours again: another budget")
 def test_another_budget_replaces_the_first(batch):
-    model = _sgd()
+    model = momentum_net()
     recompute(model, share=0.6)
     model.train_on_batch(*batch)
     tighter = recomputations(model)
@@ -128,28 +85,28 @@ def test_another_budget_replaces_the_first(batch):
     assert model.checkmate.solution is None
     model.train_on_batch(*batch)
     assert tighter > 0 == recomputations(model)
-    assert_same_variables(model, _plain_after(2, batch))
+    assert_same_variables(model, plain_after(2, batch))
 
 
 @pytest.mark.kind("life cycle", "restore")
 def test_restoring_gives_plain_keras_back(batch):
-    model = recompute(_sgd())
+    model = recompute(momentum_net())
     model.train_on_batch(*batch)
     assert checkmate_tf.restore(model) is model
     assert not hasattr(model, "checkmate") and "make_train_function" not in vars(model)
     model.train_on_batch(*batch)
     assert type(model.train_function).__module__ != "checkmate_tf.keras"
-    assert_same_variables(model, _plain_after(2, batch))
+    assert_same_variables(model, plain_after(2, batch))
 
 
 def test_restoring_a_model_without_a_budget_changes_nothing(batch):
-    model = _plain_after(1, batch)
+    model = plain_after(1, batch)
     before = model.train_function
     assert checkmate_tf.restore(model) is model and model.train_function is before
 
 
 def test_layers_frozen_in_between_stay_as_they_are(batch):
-    model, plain = recompute(_sgd()), _sgd()
+    model, plain = recompute(momentum_net()), momentum_net()
     for one in (model, plain):
         one.train_on_batch(*batch)
         one.layers[1].trainable = False
@@ -164,7 +121,7 @@ def test_layers_frozen_in_between_stay_as_they_are(batch):
 @pytest.mark.kind("life cycle", "set_weights between steps")
 @COPIES
 def test_weights_set_between_steps_are_what_the_next_step_trains(batch):
-    model, plain = recompute(_sgd()), _sgd()
+    model, plain = recompute(momentum_net()), momentum_net()
     for one in (model, plain):
         one.train_on_batch(*batch)
         one.set_weights([np.asarray(value) * 0.9 for value in one.get_weights()])
@@ -175,18 +132,18 @@ def test_weights_set_between_steps_are_what_the_next_step_trains(batch):
 
 @pytest.mark.kind("life cycle", "several models in one process")
 def test_two_models_train_within_their_own_budgets(batch):
-    first, second = recompute(_sgd(), share=0.5), recompute(_sgd(dropout=0.3), share=0.9)
+    first, second = recompute(momentum_net(), share=0.5), recompute(momentum_net(dropout=0.3), share=0.9)
     for _ in range(2):
         first.train_on_batch(*batch)
         second.train_on_batch(*batch)
     assert first.checkmate.solution is not second.checkmate.solution
     assert recomputations(first) > recomputations(second)
-    assert_same_variables(first, _plain_after(2, batch))
+    assert_same_variables(first, plain_after(2, batch))
 
 
 @pytest.mark.kind("life cycle", "clone_model: a plain model")
 def test_a_clone_is_a_plain_model(batch):
-    model = recompute(_sgd())
+    model = recompute(momentum_net())
     model.train_on_batch(*batch)
     clone = keras.models.clone_model(model)
     assert not hasattr(clone, "checkmate") and "make_train_function" not in vars(clone)
@@ -197,7 +154,7 @@ def test_a_clone_is_a_plain_model(batch):
 @pytest.mark.kind("life cycle", "pickling: comes back plain")
 @COPIES
 def test_a_pickled_model_comes_back_plain_and_trains(batch):
-    model = recompute(_sgd())
+    model = recompute(momentum_net())
     model.train_on_batch(*batch)
     again = pickle.loads(pickle.dumps(model))
     assert not hasattr(again, "checkmate")
@@ -210,7 +167,7 @@ def test_a_pickled_model_comes_back_plain_and_trains(batch):
 @pytest.mark.kind("life cycle", "save, load without this package")
 @COPIES
 def test_a_saved_model_loads_and_trains_where_this_package_is_not(batch, tmp_path):
-    model = recompute(_sgd())
+    model = recompute(momentum_net())
     model.train_on_batch(*batch)
     model.save(tmp_path / "model.keras")
     np.savez(tmp_path / "batch.npz", x=batch[0], y=batch[1])
@@ -230,19 +187,19 @@ np.savez("after.npz", *[variable.numpy() for variable in model.trainable_variabl
 
 @pytest.mark.kind("life cycle", "jit_compile: ignored with a message")
 def test_jit_compile_is_switched_off_with_a_message(batch, capsys):
-    model = _sgd(jit_compile=True)
+    model = momentum_net(jit_compile=True)
     recompute(model, verbose=1)
     model.train_on_batch(*batch)
     model.train_on_batch(*batch)
     assert capsys.readouterr().out.count("jit_compile=True is ignored") == 1
     assert recomputations(model) > 0
-    assert_same_variables(model, _plain_after(2, batch))
+    assert_same_variables(model, plain_after(2, batch))
 
 
 def test_mixed_precision_with_loss_scaling_trains_within_a_budget(batch):
     keras.config.set_dtype_policy("mixed_float16")
     try:
-        plain, model = _sgd(), _sgd()
+        plain, model = momentum_net(), momentum_net()
         recompute(model)
         for one in (plain, model):
             for _ in range(2):
@@ -267,7 +224,7 @@ def test_gradient_accumulation_and_averaged_weights_equal_plain_keras(batch):
 
 
 def test_a_saved_plan_takes_the_place_of_a_budget(batch, tmp_path):
-    model = _sgd()
+    model = momentum_net()
     solution = checkmate_tf.plan(model, tight_budget(model, *batch), *batch, profile="cpu", time_limit=2, verbose=0)
     # Some room, so that what other tests have left in the process is no reason to plan again.
     dataclasses.replace(solution, budget_bytes=solution.budget_bytes + 2_000_000).save(tmp_path / "plan.json")
@@ -295,138 +252,9 @@ def test_a_plan_saved_by_another_process_is_taken(batch, tmp_path):
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=120)
     # Names count from the start in a new process, and so do they here.
     keras.backend.clear_session()
-    model, solver = _sgd(), Recomputes()
+    model, solver = momentum_net(), Recomputes()
     loaded = dataclasses.replace(Solution.load(path), budget_bytes=100 * 10 ** 9)
     checkmate_tf.compile(model, loaded, solver=solver, profile="cpu", verbose=0)
     model.train_on_batch(*batch)
     assert not solver.calls and recomputations(model) > 0
-    assert_same_variables(model, _plain_after(1, batch))
-
-
-def test_the_measured_peak_stays_within_the_budget():
-    x, y = digits(BATCH, size=32)
-    model = _large()
-    budget = tight_budget(model, x, y, share=0.6)
-    checkmate_tf.compile(model, budget, time_limit=4, verbose=0)
-    for _ in range(3):
-        model.train_on_batch(x, y)
-    assert recomputations(model) > 0
-    assert 0 < model.checkmate.measured_peak_bytes <= budget
-    measure.reset_peak()
-    for _ in range(3):
-        model.train_on_batch(x, y)
-    assert measure.measured_memory()[1] <= budget
-
-
-def test_a_peak_above_the_budget_is_told_and_planned_again(monkeypatch, capsys):
-    x, y = digits(BATCH, size=32)
-    model, reference = _large(), _large()
-    budget = tight_budget(model, x, y, share=0.7)
-    recompute(model, budget=budget, solver="greedy", verbose=1)
-    FakePeaks(monkeypatch, budget + 500_000)
-    model.train_on_batch(x, y)
-    assert "500 KB above the budget" in " ".join(capsys.readouterr().out.split())
-    assert model.checkmate.solution.peak_bytes <= budget - 500_000
-    for _ in range(4):
-        model.train_on_batch(x, y)
-    assert 0 < model.checkmate.measured_peak_bytes <= budget
-    for _ in range(5):
-        reference.train_on_batch(x, y)
-    assert_same_variables(model, reference)
-
-
-@pytest.mark.parametrize("high_run", [1, 2, 3])
-def test_the_peak_of_each_of_the_first_three_runs_counts_and_none_is_reset_later(high_run, batch, monkeypatch):
-    model = _sgd()
-    budget = tight_budget(model, *batch, share=0.8)
-    recompute(model, budget=budget, share=2.0)
-    fake = FakePeaks(monkeypatch, *[1000] * (high_run - 1), budget + 1000, 3000, 2000, 1000)
-    plans = []
-    for _ in range(high_run + 5):
-        model.train_on_batch(*batch)
-        plans.append(model.checkmate.solution)
-    assert [plan is plans[-1] for plan in plans] == [run >= high_run for run in range(1, high_run + 6)]
-    assert fake.resets == high_run + 3
-    assert model.checkmate.measured_peak_bytes == 3000
-    assert_same_variables(model, _plain_after(high_run + 5, batch))
-
-
-def test_a_later_run_above_the_budget_is_planned_again_and_never_ends_the_training(batch, monkeypatch):
-    model = _sgd()
-    budget = tight_budget(model, *batch, share=0.9)
-    recompute(model, budget=budget)
-    for _ in range(4):
-        model.train_on_batch(*batch)
-    settled = model.checkmate.solution
-    with monkeypatch.context() as patch:
-        patch.setattr(measure, "measured_memory", lambda: (0, budget + 1000))
-        model.train_on_batch(*batch)
-    assert model.checkmate.solution is not settled
-    monkeypatch.setattr(measure, "measured_memory", lambda: (0, budget + 100_000_000))
-    with pytest.warns(UserWarning, match="training goes on under the present one"):
-        for _ in range(5):
-            model.train_on_batch(*batch)
-    assert_same_variables(model, _plain_after(10, batch))
-
-
-def test_a_peak_that_stays_above_the_budget_is_an_error(batch, monkeypatch):
-    model = _sgd()
-    budget = tight_budget(model, *batch, share=0.9)
-    recompute(model, budget=budget)
-    FakePeaks(monkeypatch, *[budget + 10_000] * 10)
-    with pytest.raises(checkmate_tf.InfeasibleBudgetError, match="measured on top by the allocator") as caught:
-        for _ in range(10):
-            model.train_on_batch(*batch)
-    assert caught.value.minimum_bytes > budget
-    assert not hasattr(model, "checkmate")
-    model.train_on_batch(*batch)
-
-
-def test_what_a_step_took_beyond_its_plan_is_reckoned_with_by_the_next_plan():
-    in_a_process_of_its_own(__name__, "what_the_next_plan_reckons_with")
-
-
-def what_the_next_plan_reckons_with():
-    """The first plan of each model, that is: some of the true peaks of their first runs come out above the budget."""
-    batch, surpluses = digits(BATCH), []
-
-    def solve_within(prepared, budget_bytes, solver, limits, report, surplus_bytes=0, before=None):
-        if before is None:
-            surpluses.append(surplus_bytes)
-        return real(prepared, budget_bytes, solver, limits, report, surplus_bytes, before)
-    real = rounds.solve_within
-    with tempfile.TemporaryDirectory() as cache:
-        for _ in range(2):
-            keras.backend.clear_session(free_memory=False)
-            with pytest.MonkeyPatch.context() as patched:
-                patched.setenv("XDG_CACHE_HOME", cache)
-                patched.setattr("checkmate_tf.keras.is_plenty", lambda *arguments: False)
-                patched.setattr(rounds, "solve_within", solve_within)
-                model = _sgd()
-                needs = checkmate_tf.estimate(model, *batch, verbose=0)
-                budget = int(needs.resident_bytes + 0.8 * (needs.keep_all_peak_bytes - needs.resident_bytes)) + 1_000_000
-                checkmate_tf.compile(model, budget, solver="greedy", time_limit=10, verbose=0)
-                model.train_on_batch(*batch)
-                step = _only_step(model.checkmate)
-                step.measured_bytes = 0          # only the peaks that follow count
-                unchecked_runs = 3 - step.checked_runs
-                FakePeaks(patched, *[step.solution.placed_peak_bytes + 20_000] * unchecked_runs)
-                for _ in range(unchecked_runs):
-                    model.train_on_batch(*batch)
-    assert surpluses == [0, 20_000]
-
-
-def _only_step(checkmate):
-    (step,) = checkmate._steps.values()
-    return step
-
-
-def test_a_device_without_statistics_is_told_and_trains(batch, monkeypatch, capsys):
-    monkeypatch.setattr(measure, "measured_memory", lambda: None)
-    model = recompute(_sgd())
-    for _ in range(5):
-        model.train_on_batch(*batch)
-    assert model.checkmate.measured_peak_bytes is None and recomputations(model) > 0
-    model.checkmate.summary()
-    assert "not measured" in capsys.readouterr().out
-    assert_same_variables(model, _plain_after(5, batch))
+    assert_same_variables(model, plain_after(1, batch))

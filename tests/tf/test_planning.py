@@ -132,20 +132,24 @@ def test_an_interrupt_while_a_cheaper_plan_is_looked_for_leaves_the_dearer_one()
     assert solution.plan.order == DEAR
 
 
+@dataclasses.dataclass
+class Stopped(Script):
+    """Somebody presses Ctrl-C in each round, after it has a plan."""
+
+    def search(self, graph, budget_bytes, limits, report):
+        return dataclasses.replace(super().search(graph, budget_bytes, limits, report), stopped_by=StoppedBy.INTERRUPT)
+
+
 def test_after_an_interrupt_no_further_round_begins():
-    @dataclasses.dataclass
-    class Stopped(Script):
-        def search(self, graph, budget_bytes, limits, report):
-            return dataclasses.replace(super().search(graph, budget_bytes, limits, report), stopped_by=StoppedBy.INTERRUPT)
     solver = Stopped([(DEAR, CHEAP)])
     solution = rounds.solve_within(prepared({DEAR: 8000, CHEAP: 9100}), BUDGET, solver, Limits(seconds=10), lambda progress: None)
     assert solution.plan.order == DEAR and len(solver.targets) == 1
 
 
-def test_what_was_answered_for_a_tighter_budget_is_the_answer_where_a_search_finds_only_dearer_plans():
+def test_what_is_known_from_a_tighter_budget_is_the_answer_where_a_search_finds_only_dearer_plans():
     within = prepared({CHEAP: 8000, DEAR: 8000})
     first = rounds.solve_within(within, BUDGET - 100, Script([(CHEAP,)] * 20), Limits(seconds=10), lambda progress: None)
-    again = rounds.solve_within(within, BUDGET, Script([(DEAR,)] * 20), Limits(seconds=10), lambda progress: None)
+    again = rounds.solve_within(within, BUDGET, Script([(DEAR,)] * 20), Limits(seconds=10), lambda progress: None, known=[first])
     assert first.plan.order == again.plan.order == CHEAP
     assert again.budget_bytes == BUDGET and again.bound_seconds <= again.seconds
 
@@ -153,9 +157,9 @@ def test_what_was_answered_for_a_tighter_budget_is_the_answer_where_a_search_fin
 def test_a_cheaper_plan_found_for_a_larger_budget_is_taken_for_a_tighter_one_in_which_it_fits():
     """The search for the tight budget comes first and finds the dear plan, the one for the loose budget the cheap one."""
     within = prepared({CHEAP: 8000, DEAR: 7900})
-    loose, tight = rounds.solve_within_each(within, [BUDGET, BUDGET - 100], Script([(DEAR,), (CHEAP,)]), Limits(seconds=10),
-                                            lambda progress: None)
-    assert [answer.plan.order for answer in within.answers] == [DEAR, CHEAP]
+    solver = Script([(DEAR,), (CHEAP,)])
+    loose, tight = rounds.solve_within_each(within, [BUDGET, BUDGET - 100], solver, Limits(seconds=10), lambda progress: None)
+    assert len(solver.targets) == 2 and solver.targets[0] < solver.targets[1]
     assert tight.plan.order == loose.plan.order == CHEAP
     assert tight.budget_bytes == BUDGET - 100 and loose.budget_bytes == BUDGET
 
@@ -202,7 +206,24 @@ def test_the_bound_for_the_whole_budget_is_found_anew():
 
 def test_where_a_cheaper_plan_is_known_a_search_that_finds_only_dearer_ones_goes_on():
     within = prepared({CHEAP: 8000, DEAR: 8000, DEARER: 8000})
-    rounds.solve_within(within, BUDGET - 100, Script([(DEAR,)] * 20), Limits(seconds=10), lambda progress: None)
+    known = rounds.solve_within(within, BUDGET - 100, Script([(DEAR,)]), Limits(seconds=10), lambda progress: None)
     solver = Script([(DEARER,), (CHEAP,)])
-    assert rounds.solve_within(within, BUDGET, solver, Limits(seconds=10), lambda progress: None).plan.order == CHEAP
+    found = rounds.solve_within(within, BUDGET, solver, Limits(seconds=10), lambda progress: None, known=[known])
+    assert found.plan.order == CHEAP
     assert len(solver.seconds) == 2 and solver.seconds[1] > solver.seconds[0]
+
+
+def test_but_not_one_that_proves_that_there_are_no_others_for_its_target():
+    within = prepared({DEAR: 8000, DEARER: 8000})
+    known = rounds.solve_within(within, BUDGET - 100, Script([(DEAR,)]), Limits(seconds=10), lambda progress: None)
+    solver = Proving([(DEARER,)])
+    found = rounds.solve_within(within, BUDGET, solver, Limits(seconds=10), lambda progress: None, known=[known])
+    assert found.plan.order == DEAR and len(solver.targets) == 1
+
+
+def test_nor_one_that_was_interrupted():
+    within = prepared({DEAR: 8000, DEARER: 8000})
+    known = rounds.solve_within(within, BUDGET - 100, Script([(DEAR,)]), Limits(seconds=10), lambda progress: None)
+    solver = Stopped([(DEARER,)] * 9)
+    found = rounds.solve_within(within, BUDGET, solver, Limits(seconds=10), lambda progress: None, known=[known])
+    assert found.plan.order == DEAR and len(solver.targets) == 1
