@@ -38,6 +38,8 @@ _LEAST_STRETCH_BYTES = 1 << 20
 _ROOMS, _FEW_ROOMS = 4, 2        # the fewer where memory is limited
 _FENCES_BYTES = (1 << 14, 1 << 18)      # the larger where the smaller ones come from another allocator, as oneDNN's do
 _TRIES = 50
+_END_PIECES = tuple(_LEAST_STRETCH_BYTES >> halvings for halvings in range(1, 13))      # down to a granule
+_ASKED_EACH = 8
 _MOST_FRAGMENTS = 256           # that share most of what is free
 _SWEPT_SHARE = 0.995
 _HOMELESS_SHARE = 1e-3
@@ -122,7 +124,7 @@ class Device:
 
     def __init__(self, graph: Graph):
         self._graph = graph
-        sizes = {size for op in graph.ops for _, size in asked_by(graph, op)}
+        sizes = {size for op in graph.ops for _, size in asked_by(graph, op)} | set(_END_PIECES)
         # Made beforehand: made in between, they would lie in the way.
         self._shapes = {size: _shape(size) for size in sizes}
         self._left_bytes = math.inf
@@ -169,7 +171,25 @@ class Device:
                     else:
                         size //= 2
                 held.append(allocate(2 * part_bytes))
+            found += self._small_ends(taken, found, held)
         return joined(found)
+
+    def _small_ends(self, taken: Sequence[tuple[int, int]], found: Sequence[tuple[int, int]],
+                    held: list[tf.Tensor]) -> list[tuple[int, int]]:
+        """(address, bytes) of what is free right behind these stretches, all of which is held, in pieces of less than large ones.
+
+        A chunk is handed out whole or cut by its size, so that a few bytes of it more or less decide where large values come to lie.
+        """
+        ends: list[tuple[int, int]] = []
+        for size in (size for size in _END_PIECES for _ in range(_ASKED_EACH)):
+            tensor, taken_bytes = self._served(size)
+            if taken_bytes <= 0:            # small tensors may come from another allocator
+                break
+            held.append(tensor)
+            piece = (address_of(tensor), taken_bytes)
+            if _belongs(piece[0], taken, joined([*found, *ends, piece])):
+                ends.append(piece)
+        return ends
 
     def _all_free(self) -> tuple[tuple[int, int], ...]:
         """(address, bytes) of nearly all free memory, taken piece by piece. No piece is larger than the largest fragment must be:

@@ -1,6 +1,7 @@
 """Plans' requests on the device itself: what they take there, on paper, and in the step that then runs."""
 
 import random
+
 import keras
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from budgets import in_a_process_of_its_own
 from checkmate_tf import planning, rounds
 from checkmate_tf.bridge import measure
 from checkmate_tf.bridge.emit import emit
-from checkmate_tf.bridge.rehearse import Device, Places
+from checkmate_tf.bridge.rehearse import Device, Places, address_of
+from checkmate_tf.ir.graph import GraphBuilder
 from checkmate_tf.ir.placement import Layout, joined, place
 from checkmate_tf.ir.plan import plan_from_order
 from checkmate_tf.solvers import Limits, get, ignore_progress, solve
@@ -101,6 +103,31 @@ def test_looking_again_finds_what_has_been_taken_since():
     on_paper = max(place(graph, keep, layout).peak_bytes for layout in places._layouts)
     assert places.placed_bytes(keep, everything) == pytest.approx(on_paper, rel=0.002)
     del taken
+
+
+def a_small_stretch_is_known_to_its_end():
+    size = 1280 << 10
+    builder = GraphBuilder()
+    builder.op("small", bytes=300 << 10, seconds=1.0)
+    builder.op("large", bytes=5 * MIB, seconds=1.0)
+    graph = builder.build()
+    device, plan, found = Device(graph), plan_from_order(graph, graph.order), ()
+    pieces = sorted((tf.raw_ops.Empty(shape=[size], dtype=tf.uint8) for _ in range(60)), key=address_of)
+    starts = [address_of(piece) for piece in pieces]
+    middle = next(middle for middle in range(1, 59) if starts[middle + 1] - starts[middle - 1] == 2 * size)
+    hole = starts[middle]
+    del pieces[middle]
+    served = tf.raw_ops.Empty(shape=[300 << 10], dtype=tf.uint8)
+    assert address_of(served) == hole       # else this is no test: something smaller was free
+    del served
+    for _ in range(2):
+        found = device.stretches(plan, found)
+    assert (hole, size) in found
+
+
+def test_a_small_stretch_is_known_to_its_end():
+    """Only its beginning serves what the plan asks for."""
+    in_a_process_of_its_own(__name__, "a_small_stretch_is_known_to_its_end")
 
 
 def looking_often():
