@@ -24,7 +24,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate_tf.bridge import private
+from checkmate_tf.bridge import measure, private
 from checkmate_tf.bridge.extract import Roots
 from checkmate_tf.bridge.loops import CALLING, LOOPS
 from checkmate_tf.bridge.shapes import LEAST_TURNS, MOST_TURNS
@@ -42,6 +42,7 @@ FREE = "checkmate_tf_free_"
 FREED_BYTES = 1 << 14
 _PLENTY = 0.3                    # of what is not resident at the peak, left over: enough for computations to run at once; with a
                                  # tenth, peaks came out above the budget
+_PLENTY_LIMITED = 1.0            # the same on a device that has no more at all: what is left over may lie in pieces too small
 _AT_ONCE_SHARE = 1 / 3           # of that; the rest is the allocator's, which is asked in another order than planned
 _MOST_AT_ONCE = 64               # on these waits what follows a long one; with 16, steps of few ops took up to a tenth longer
 _TAKING_APART = ("function", "pruning", "dependency")
@@ -95,7 +96,8 @@ def emit(traced: Traced, graph: Graph, plan: Plan, spare_bytes: float = 0) -> Em
 
 def is_plenty(graph: Graph, timeline: Timeline, spare_bytes: float) -> bool:
     """Whether so much is left over beyond a plan's peak that its computations run at once where they can."""
-    return spare_bytes >= _PLENTY * (timeline.peak_bytes - graph.resident_bytes)
+    share = _PLENTY_LIMITED if measure.is_limited() else _PLENTY
+    return spare_bytes >= share * (timeline.peak_bytes - graph.resident_bytes)
 
 
 class _Window:

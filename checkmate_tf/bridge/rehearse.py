@@ -12,6 +12,9 @@ The batches that an input pipeline makes ahead would come to lie in those stretc
 a bad place can cost a large value's size. So before the stretches are looked up, some *rooms* of exactly a batch's size are
 set apart by small tensors that stay: the allocator serves what fits exactly first. The batches that are there already
 go within the next steps; plans are judged with and without them.
+
+Small values come and go at other moments in a step than in its rehearsal, and the runtime has some of its own. One that is put
+in the middle of a large stretch can cost the largest value's size. So they get *pockets*, rooms that are too small for anything else.
 """
 
 import contextlib
@@ -38,6 +41,9 @@ _LEAST_STRETCH_BYTES = 1 << 20
 _ROOMS, _FEW_ROOMS = 4, 2        # the fewer where memory is limited
 _FENCES_BYTES = (1 << 14, 1 << 18)      # the larger where the smaller ones come from another allocator, as oneDNN's do
 _TRIES = 50
+_POCKET_BYTES, _POCKET_FENCE_BYTES = 1 << 16, 1 << 10
+_MOST_POCKETS, _POCKETS_SHARE = 64, 0.01        # of what is not resident
+_POCKET_TRIES = 2000            # so many small pieces may be free elsewhere
 _END_PIECES = tuple(_LEAST_STRETCH_BYTES >> halvings for halvings in range(1, 13))      # down to a granule
 _ASKED_EACH = 8
 _MOST_FRAGMENTS = 256           # that share most of what is free
@@ -69,7 +75,9 @@ class Places:
             return
         large = [tensor for tensor in batch if tensor_bytes(tensor) >= _LEAST_STRETCH_BYTES]
         self._batches = _batches_around(large, _variables(traced))
-        self._fences = [fence for tensor in large for fence in self._device.fences(in_granules(tensor_bytes(tensor)))]
+        self._fences = [fence for tensor in batch if tensor_bytes(tensor) >= _POCKET_BYTES
+                        for fence in self._device.rooms(in_granules(tensor_bytes(tensor)))]
+        self._fences += self._device.pockets()
         self._learn(plan_from_order(graph, graph.order))
 
     def placed_bytes(self, plan: Plan, limit_bytes: int) -> int:
@@ -207,21 +215,35 @@ class Device:
                 left_bytes -= taken_bytes
         return joined(found)
 
-    def fences(self, size: int) -> list[tf.Tensor]:
-        """Small tensors with free memory of exactly this size, but for the last, right before each; where that succeeds."""
-        fences, others = [], []
+    def rooms(self, size: int) -> list[tf.Tensor]:
+        """Sets some rooms of this size apart, for batches; the tensors that keep them so."""
         with contextlib.suppress(OutOfMemory):
             self.begin()
             fence_bytes = next((tried for tried in _FENCES_BYTES if self._served(tried)[1] > 0), max(_FENCES_BYTES))
-            rooms = _FEW_ROOMS if measure.is_limited() else _ROOMS
-            for _ in range(_TRIES):
+            return self._fences(size, fence_bytes, _FEW_ROOMS if measure.is_limited() else _ROOMS, _TRIES)
+        return []
+
+    def pockets(self) -> list[tf.Tensor]:
+        """Sets pockets apart for the small values of a step; the tensors that keep them so."""
+        with contextlib.suppress(OutOfMemory):
+            self.begin()
+            if self._served(_POCKET_FENCE_BYTES)[1] > 0:        # else small values come from another allocator
+                number = min(_pockets_needed(self._graph), _MOST_POCKETS, int(_POCKETS_SHARE * self._most_bytes / _POCKET_BYTES))
+                return self._fences(_POCKET_BYTES, _POCKET_FENCE_BYTES, number, _POCKET_TRIES)
+        return []
+
+    def _fences(self, size: int, fence_bytes: int, rooms: int, tries: int) -> list[tf.Tensor]:
+        """Small tensors with free memory of exactly this size, but for the first, right before each; where that succeeds."""
+        fences, others = [], []
+        with contextlib.suppress(OutOfMemory):
+            for _ in range(rooms + _TRIES):
                 if len(fences) > rooms:
                     break
                 room, taken_bytes = self._served(size)
                 others.append(room)
                 if taken_bytes != size:
                     continue
-                for _ in range(_TRIES):
+                for _ in range(tries):
                     fence = self.allocate(fence_bytes)
                     if address_of(fence) == address_of(room) + size:
                         fences.append(fence)
@@ -295,6 +317,24 @@ def _batches_around(batch: Sequence[tf.Tensor], variables: Sequence[tuple[int, i
                 found.append((address, size))
                 address += step * size
     return found
+
+
+def _pockets_needed(graph: Graph) -> int:
+    """How many pockets hold the small values of a step that keeps everything, each in a chunk up to twice its size."""
+    held_bytes = most_bytes = 0
+
+    def allocate(size: int) -> int:
+        nonlocal held_bytes, most_bytes
+        taken_bytes = 1 << (size - 1).bit_length() if size <= _POCKET_BYTES else 0
+        held_bytes += taken_bytes
+        most_bytes = max(most_bytes, held_bytes)
+        return taken_bytes
+
+    def release(taken_bytes: int) -> None:
+        nonlocal held_bytes
+        held_bytes -= taken_bytes
+    Requests(graph, plan_from_order(graph, graph.order)).play(allocate, release)
+    return math.ceil(most_bytes / _POCKET_BYTES)
 
 
 def _shape(size: int) -> tf.Tensor:

@@ -7,15 +7,16 @@ import pytest
 import tensorflow as tf
 
 from checkmate_tf import solvers
-from checkmate_tf.bridge import private
+from checkmate_tf.bridge import measure, private
 from checkmate_tf.bridge.audit import executed_runs, first_call
-from checkmate_tf.bridge.emit import Emitted, emit
+from checkmate_tf.bridge.emit import Emitted, emit, is_plenty
 from checkmate_tf.bridge.extract import extract
 from checkmate_tf.bridge.measure import measured_memory, reset_peak
 from checkmate_tf.bridge.trace import trace
 from checkmate_tf.ir.errors import PlanError
+from checkmate_tf.ir.graph import GraphBuilder
 from checkmate_tf.ir.plan import plan_from_order
-from checkmate_tf.ir.simulate import simulate, structural_floor
+from checkmate_tf.ir.simulate import keep_all_timeline, simulate, structural_floor
 
 MEGABYTE = 1 << 20
 
@@ -160,6 +161,17 @@ def test_computations_run_at_once_where_memory_is_plenty(spare_bytes):
         assert all(not any(other.startswith("Exp") for other in waits) for waits in exps)
     else:
         assert all(len(waits) == 1 for waits in exps[1:])         # for the one before
+
+
+@pytest.mark.parametrize("is_limited", [False, True])
+def test_where_there_is_no_more_memory_at_all_more_must_be_left_over(monkeypatch, is_limited):
+    builder = GraphBuilder(resident_bytes=1000)
+    builder.op("a", bytes=100, seconds=1.0)
+    graph = builder.build()
+    monkeypatch.setattr(measure, "is_limited", lambda: is_limited)
+    timeline = keep_all_timeline(graph)
+    assert [is_plenty(graph, timeline, spare_bytes) for spare_bytes in (29, 30, 99, 100)] == (
+        [False, False, False, True] if is_limited else [False, True, True, True])
 
 
 def _beside(waits):

@@ -130,6 +130,29 @@ def test_a_small_stretch_is_known_to_its_end():
     in_a_process_of_its_own(__name__, "a_small_stretch_is_known_to_its_end")
 
 
+def small_values_lie_in_pockets():
+    builder = GraphBuilder()
+    builder.op("large", bytes=64 * MIB, seconds=1.0)
+    for name in "abc":
+        builder.op(name, bytes=40 << 10, seconds=1.0)
+    graph = builder.build(results=[0, 1, 2, 3])
+    size = 64 << 10
+    crumbs = [tf.raw_ops.Empty(shape=[8 << 10], dtype=tf.uint8) for _ in range(1000)]
+    fences = Device(graph).pockets()
+    assert len(fences) == 1 + 3                         # of 40 KiB, each takes one of 64
+    for number in range(1, 4):
+        values = [tf.raw_ops.Empty(shape=[40 << 10], dtype=tf.uint8) for _ in range(number)]
+        ends = {address_of(value) + size for value in values}
+        assert ends <= {address_of(fence) for fence in fences[1:]}
+        del values
+    del crumbs
+
+
+def test_small_values_lie_in_pockets():
+    """Else one of them may come to lie in the middle of a large stretch, where no other has been at its rehearsal."""
+    in_a_process_of_its_own(__name__, "small_values_lie_in_pockets")
+
+
 def looking_often():
     prepared, _ = _prepared()
     device, keep = Device(prepared.graph), plan_from_order(prepared.graph, prepared.graph.order)
