@@ -116,7 +116,7 @@ def measure(name: str, shares: Sequence[float]) -> None:
         solution = model.checkmate.solution
         solutions[share] = solution
         row |= {"first_step_seconds": first.seconds, "live_peak": solution.peak_bytes, "simulated_peak": solution.placed_peak_bytes,
-                "predicted_overhead": solution.overhead, "measured_peak": measured_peak, "replans": replans,
+                "predicted_overhead": solution.expected_overhead, "measured_peak": measured_peak, "replans": replans,
                 "saved_plan_seconds": _saved_plan_seconds(model, solution, x, y, workload.batch_size),
                 "solver": solution.stats.get("found_by", solution.solver), "solve_seconds": solution.stats["solve_seconds"]}
     checkmate_tf.restore(model)
@@ -215,7 +215,7 @@ def _table(rows: Sequence[dict]) -> Table:
         cells = [row["workload"], f"{100 * row['share']:.0f} %", format_bytes(row["budget"])]
         if "ratio" in row:
             cells += [format_bytes(row["simulated_peak"]), format_bytes(row["measured_peak"]),
-                      f"+{100 * row['predicted_overhead']:.1f} %", f"{row['ratio']:.2f}", f"{row['keep_ratio']:.2f}",
+                      f"{100 * row['predicted_overhead']:+.1f} %", f"{row['ratio']:.2f}", f"{row['keep_ratio']:.2f}",
                       "yes" if row["equal"] else "NO", f"{row['first_step_seconds']:.0f} s",
                       _cold_cell(row),
                       f"{row['saved_plan_seconds']:.0f} s", f"{row['plain_first_seconds']:.0f} s"]

@@ -85,7 +85,7 @@ def child(role: str, answer: str, picture: str | None) -> None:
         solution = model.checkmate.solution
         checkmate_tf.plot_memory(solution, picture)
         told |= {"planned": solution.placed_peak_bytes, "measured": model.checkmate.measured_peak_bytes,
-                 "everything": solution.base_peak_bytes, "overhead": solution.overhead}
+                 "everything": solution.base_peak_bytes, "overhead": solution.expected_overhead}
     pathlib.Path(answer).write_text(json.dumps(told))
 
 

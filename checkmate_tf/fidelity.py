@@ -2,12 +2,12 @@
 
 For each workload, in a process of its own under TensorFlow's best-fit allocator: plain Keras's peak; then, with everything kept
 (in another order than the trace's where plain Keras takes less than that) and at each share of the way from resident bytes to
-the keep-everything peak, the planned peak in whole chunks beside the allocator's over three steps, and the planned time beside
-the step's, as ratios to keeping everything, interleaved. The computations of these steps run one after another, as planned, even
-where so much memory is left over that `fit` runs some at once; kept / plain is of everything kept and run at once.
-Where the budget is also tightened in equal steps, only peaks are measured at those. Below stands where a tighter budget takes more
-memory or less time, which none should. With a limit, each share's budget is also put on a process as the hard limit of its memory, in
-which `fit` runs twenty steps.
+the keep-everything peak, the planned peak in whole chunks beside the allocator's over three steps, and the plan's cost, the extra
+time expected of it with what caches save (`ir/caches.py`), and the measured one, as ratios to keeping everything, interleaved. The
+computations of these steps run one after another, as planned, even where so much memory is left over that `fit` runs some at once;
+kept / plain is of everything kept and run at once. Where the budget is also tightened in equal steps, only peaks are measured at
+those. Below stands where a tighter budget takes more memory or costs less, which none should. With a limit, each share's budget is
+also put on a process as the hard limit of its memory, in which `fit` runs twenty steps.
 """
 
 import contextlib
@@ -117,21 +117,21 @@ def run(names: Sequence[str], shares: Sequence[float], seconds: float, limit: bo
         console.print(_table(rows, limit))
         console.print("\n".join(summary(rows)))
         found = cliffs(rows)
-        console.print("\n".join(found) if found else "As budgets tighten, no measured peak rises and no planned time falls.")
+        console.print("\n".join(found) if found else "As budgets tighten, no measured peak rises and no planned cost falls.")
     return failed
 
 
 def cliffs(rows: Sequence[dict]) -> list[str]:
-    """Where, from one budget of a case to the next smaller one, the measured peak rises or the planned time falls."""
+    """Where, from one budget of a case to the next smaller one, the measured peak rises or the planned cost falls."""
     found = []
     for before, row in _tightenings(rows):
         where = f"{row['model']}, {row['batch']}, at {100 * row['share']:.0f} %: the"
         if row["measured"] > before["measured"]:
-            same = ", under the same plan" if all(row[name] == before[name] for name in ("simulated", "predicted")) else ""
+            same = ", under the same plan" if all(row[name] == before[name] for name in ("simulated", "cost")) else ""
             found.append(f"{where} measured peak rises from {format_bytes(before['measured'])} to {format_bytes(row['measured'])}, "
                          f"by {100 * (row['measured'] / before['measured'] - 1):.3f} %{same}")
-        if row["predicted"] < before["predicted"]:
-            found.append(f"{where} planned time falls from {100 * before['predicted']:+.2f} to {100 * row['predicted']:+.2f} %")
+        if row["cost"] < before["cost"]:
+            found.append(f"{where} planned cost falls from {100 * before['cost']:+.2f} to {100 * row['cost']:+.2f} %")
     return found
 
 
@@ -195,9 +195,9 @@ def measure(name: str, size: int, shares: Sequence[float], tightened: Sequence[f
               "plain_peak": plain_bytes}
     rows, steps = [], {}
 
-    def add(share, budget_bytes, plan, placed_bytes, overhead):
+    def add(share, budget_bytes, plan, placed_bytes, cost, expected):
         step = emit(prepared.traced, graph, plan)
-        rows.append(common | {"share": share, "budget": budget_bytes, "simulated": placed_bytes, "predicted": overhead,
+        rows.append(common | {"share": share, "budget": budget_bytes, "simulated": placed_bytes, "cost": cost, "predicted": expected,
                               "measured": _peak_bytes(lambda: step(batch))})
         if share not in tightened:
             steps[share] = step
@@ -206,12 +206,13 @@ def measure(name: str, size: int, shares: Sequence[float], tightened: Sequence[f
                for share in sorted({*shares, *tightened}, reverse=True)}
     answers = rounds.solve_within_each(prepared, list(budgets.values()), solvers.get("auto"), planning.limits_for("auto", seconds),
                                        ignore_progress)
-    add(None, None, keep, kept_bytes, 0.0)
+    add(None, None, keep, kept_bytes, 0.0, 0.0)
     for (share, budget_bytes), answer in zip(budgets.items(), answers):
         if isinstance(answer, CheckmateError):
             rows.append(common | {"share": share, "budget": budget_bytes, "error": str(answer).splitlines()[0]})
         else:
-            add(share, budget_bytes, answer.plan, answer.placed_peak_bytes, answer.overhead)
+            add(share, budget_bytes, answer.plan, answer.placed_peak_bytes, answer.overhead,
+                answer.expected_overhead)
     steps["at once"] = emit(prepared.traced, graph, keep, math.inf)
     at_once_bytes = _peak_bytes(lambda: steps["at once"](batch))
     measured = ratios({"plain": lambda: model.train_function(iter([batch])),
@@ -261,17 +262,17 @@ def _peak_bytes(step: Callable[[], object]) -> int:
 
 def _table(rows: Sequence[dict], limit: bool) -> Table:
     table = Table(title="Planned against measured, on this machine", title_justify="left")
-    for column in ("model", "batch", "optimizer", "share", "simulated", "measured", "ratio", "plain peak", "predicted", "time",
-                   "kept / plain", "its peak", *(["at the limit"] if limit else [])):
+    for column in ("model", "batch", "optimizer", "share", "simulated", "measured", "ratio", "plain peak", "cost", "predicted",
+                   "time", "kept / plain", "its peak", *(["at the limit"] if limit else [])):
         table.add_column(column, justify="left" if column in ("model", "optimizer") else "right")
     for row in rows:
         cells = [row["model"], str(row["batch"]), row["optimizer"], "keep" if row["share"] is None else f"{100 * row['share']:.0f} %"]
         if "simulated" in row:
             cells += [format_bytes(row["simulated"]), format_bytes(row["measured"]), f"{row['measured'] / row['simulated']:.3f}",
-                      format_bytes(row["plain_peak"]), f"{100 * row['predicted']:+.1f} %"]
+                      format_bytes(row["plain_peak"]), *(f"{100 * row[name]:+.1f} %" for name in ("cost", "predicted"))]
             cells += [f"{100 * (row['time_over_keep'] - 1):+.1f} %", f"{row['keep_over_plain']:.2f}",
                       format_bytes(row["at_once_peak"])] if "time_over_keep" in row else [""] * 3
         else:
-            cells += ["no plan", "", "", format_bytes(row["plain_peak"]), "", "", "", ""]
+            cells += ["no plan", "", "", format_bytes(row["plain_peak"]), "", "", "", "", ""]
         table.add_row(*cells, *([row.get("limited", "")] if limit else []))
     return table

@@ -222,7 +222,7 @@ def _add_plan(table: Table, solution: Solution, recomputed: Sequence[tuple[str, 
     kinds = ": " + ", ".join([*named, *([f"{others} others"] if others else [])]) if named else ""
     table.add_row("recomputed", f"{again} runs",
                   f"of {len(solution.timeline.runs)} ops{kinds}" if again else "nothing: everything is kept")
-    table.add_row("predicted time", f"+{100 * solution.overhead:.1f} %", "of a step, over keeping everything")
+    table.add_row("predicted time", f"{100 * solution.expected_overhead:+.1f} %", "of a step, over keeping everything")
     table.add_row("solver", solution.solver, _quality(solution))
 
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from checkmate_tf import solvers
 from checkmate_tf.bridge import measure
 from checkmate_tf.bridge.loops import LOOPS
+from checkmate_tf.ir import caches
 from checkmate_tf.ir.errors import InfeasibleBudgetError
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.placement import Layout, place
@@ -59,14 +60,24 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
     for all rounds. A plan fits if it leaves a small reserve to what else comes and goes while a step runs. If none of the plans
     found fits when placed, the one that comes closest is the answer, and a measurement decides. What is known from other
     budgets is the answer where it fits and nothing cheaper is found. A bound for the whole budget may take a tenth of the time
-    again. `stats` says what is held at the peak. Raises InfeasibleBudgetError without any plan.
+    again. `stats` says what is held at the peak, and what extra time is expected. Raises InfeasibleBudgetError without any plan.
     """
     solution = _solved_or_known(prepared, budget_bytes, solver, limits, report, surplus_bytes, before, known)
     solution = _for_budget(prepared.graph, solution, budget_bytes, limits)
-    held = {key: _largest_at_peak(prepared.graph, plan, timeline) for key, plan, timeline in (
+    told: dict[str, object] = {key: _largest_at_peak(prepared.graph, plan, timeline) for key, plan, timeline in (
         ("held_at_peak", solution.plan, solution.timeline),
         ("held_at_base_peak", plan_from_order(prepared.graph, prepared.graph.order), solution.base))}
-    return dataclasses.replace(solution, stats={**solution.stats, **held})
+    told["expected_overhead"] = _expected_overhead(prepared, solution)
+    return dataclasses.replace(solution, stats={**solution.stats, **told})
+
+
+def _expected_overhead(prepared: Prepared, solution: Solution) -> float:
+    """The extra time of the solution's plan with what caches save it."""
+    graph, profile = prepared.graph, prepared.profile
+    if solution.seconds <= solution.base_seconds or not profile.miss_seconds_per_byte:
+        return solution.overhead
+    return caches.expected_overhead(graph, solution.plan, plan_from_order(graph, graph.order), prepared.places.layout,
+                                    profile.cache_bytes, profile.miss_seconds_per_byte)
 
 
 def solve_within_each(prepared: Prepared, budgets: Sequence[int], solver: Solver, limits: Limits,

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from checkmate_tf.ir.errors import ProfileError
 
 OpKey = str
-_FORMAT = "checkmate_tf profile 4"
+_FORMAT = "checkmate_tf profile 5"
 _FOLDER = pathlib.Path(__file__).parent
 
 
@@ -52,6 +52,8 @@ class Profile:
     sources: where each number is from
     costs: OpKey -> OpCost
     surplus: key of a graph -> the bytes that its step was last measured to take beyond its planned peak
+    cache_bytes, miss_seconds_per_byte: what the processor's last cache holds of what is used in turn, and what a byte takes
+        beyond an op's price that is not there; 0 where it is not known
     """
 
     device: str
@@ -62,6 +64,8 @@ class Profile:
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
     costs: Mapping[OpKey, OpCost] = dataclasses.field(default_factory=dict)
     surplus: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    cache_bytes: int = 0
+    miss_seconds_per_byte: float = 0.0
 
     def cost(self, key: OpKey, flops: float, moved_bytes: float) -> OpCost:
         """The measured cost of this op, or what the roofline gives for so much arithmetic and traffic."""
@@ -104,13 +108,16 @@ class Profile:
             return cls(device=str(fields["device"]), software=str(fields["software"]), sources=dict(fields["sources"]),
                        flops_per_second=_rate(fields["flops_per_second"]), bytes_per_second=_rate(fields["bytes_per_second"]),
                        launch_seconds=_rate(fields["launch_seconds"], zero=True), costs=costs,
+                       cache_bytes=int(_rate(fields["cache_bytes"], zero=True)),
+                       miss_seconds_per_byte=_rate(fields["miss_seconds_per_byte"], zero=True),
                        surplus={str(key): int(_rate(bytes, zero=True)) for key, bytes in fields.get("surplus", {}).items()})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ProfileError(f"A profile must be a file that Profile.save wrote. Received: {path} "
                                f"({type(error).__name__}: {error})") from error
 
 
-_PLAIN_FIELDS = ("device", "software", "flops_per_second", "bytes_per_second", "launch_seconds")
+_PLAIN_FIELDS = ("device", "software", "flops_per_second", "bytes_per_second", "launch_seconds",
+                 "cache_bytes", "miss_seconds_per_byte")
 
 
 def names() -> tuple[str, ...]:

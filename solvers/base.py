@@ -178,6 +178,12 @@ class Solution:
         return self.seconds / self.base_seconds - 1 if self.base_seconds > 0 else 0.0
 
     @property
+    def expected_overhead(self) -> float:
+        """The extra time that a step is expected to take when measured: `overhead`, less what it wins back by finding more in the
+        processor's cache (`ir/caches.py`); the same where nobody looked."""
+        return self.stats.get("expected_overhead", self.overhead)
+
+    @property
     def gap(self) -> float:
         return max(0.0, self.seconds / self.bound_seconds - 1) if self.bound_seconds > 0 else 0.0
 

@@ -8,10 +8,14 @@ random numbers (a kernel may be faster on zeros). The gradient of a pooling runs
 Ops that move little and compute little are modelled, as are ops on resources, whose effects must not happen.
 """
 
+import collections
 import contextlib
+import dataclasses
+import functools
 import itertools
 import math
 import os
+import pathlib
 import platform
 import time
 import warnings
@@ -39,9 +43,12 @@ _MARK_BYTES = 1 << 19
 _ONEDNN_SMALL_BYTES = 1 << 18
 _CHAIN_SECONDS = 0.004
 _MOST_COPIES = 16
+_TIMED_AGAIN, _TIMED_ALIKE = 3, 0.2               # how often at most; but for the first time, what differed by more than this share
 _peaks_before: list[int] = []
 _MOST_ADDED, _LEAST_ADDED = 1 << 24, 1 << 16   # numbers in the sum that tells a device's bytes per second,
 _ADDED_SHARE = 32                              # one for so many bytes that are free
+_CACHES_FOLDER = "/sys/devices/system/cpu/cpu0/cache"
+_CACHE_PARTS, _CACHES_APART = 32, 4             # the share of the cache that each sum touches half of, and how many caches all touch
 _MARK, _INPUT, _FIRST_COPY = "mark", "input_", "copy_0"
 
 
@@ -95,10 +102,39 @@ def empty_profile() -> Profile:
     multiply_seconds = _best_of(lambda: tf.matmul(matrix, matrix), 3)
     add_seconds = _best_of(lambda: tf.add(vector, 1.0), 3)
     source = "measured when the profile was made"
+    cache_bytes = _last_cache_bytes()
     return Profile(device_description(), 2.0 * side ** 3 / multiply_seconds, 2 * 4 * length / add_seconds,
-                   launch_seconds=2e-6, software=software(),
-                   sources={"flops_per_second": source, "bytes_per_second": source,
-                            "launch_seconds": "an executor's time for an op without work, rounded"})
+                   launch_seconds=2e-6, software=software(), cache_bytes=cache_bytes // 2,
+                   miss_seconds_per_byte=_miss_seconds(cache_bytes),
+                   sources={"flops_per_second": source, "bytes_per_second": source, "miss_seconds_per_byte": source,
+                            "launch_seconds": "an executor's time for an op without work, rounded",
+                            "cache_bytes": "half of what the operating system says: up to that, what is used in turn stays"})
+
+
+def _last_cache_bytes() -> int:
+    """The size of the processor's last cache by the operating system; 0 where it tells none, and for a GPU, whose cache is small."""
+    if device_name().startswith("GPU"):
+        return 0
+    sizes = [0]
+    for path in pathlib.Path(_CACHES_FOLDER).glob("index*/size"):
+        with contextlib.suppress(OSError, ValueError):
+            sizes.append(int(path.read_text().strip().removesuffix("K")) << 10)
+    return max(sizes)
+
+
+def _miss_seconds(cache_bytes: int) -> float:
+    """What a byte takes that an op does not find in the cache: sums of numbers that lie apart against sums of the same ones.
+    0 where memory does not suffice to tell."""
+    each_bytes, apart_bytes = cache_bytes // _CACHE_PARTS, _CACHES_APART * cache_bytes
+    if each_bytes < _REUSED_BYTES or apart_bytes > free_bytes() / 2:
+        return 0.0
+    inputs = [tf.random.stateless_uniform([each_bytes // 4], [1, number]) for number in range(apart_bytes // (2 * each_bytes))]
+
+    def add(ring: Sequence[tf.Tensor]) -> Callable[[], object]:
+        outputs = collections.deque(maxlen=len(ring))
+        return lambda: outputs.extend(tf.add(ring[number % len(ring)], 1.0) for number in range(len(inputs)))
+    apart, same = (_best_of(add(ring), 10) for ring in (inputs, inputs[:1]))
+    return max(0.0, apart - same) / (2 * each_bytes * len(inputs))
 
 
 def missing(traced: Traced, graph: Graph, profile: Profile) -> dict[OpKey, tf.Operation]:
@@ -120,8 +156,12 @@ def missing(traced: Traced, graph: Graph, profile: Profile) -> dict[OpKey, tf.Op
 
 def measure(traced: Traced, operations: dict[OpKey, tf.Operation],
             progress: Callable[[int, int], None] = lambda done, total: None) -> dict[OpKey, OpCost]:
-    """The cost of each of these ops; one whose kernel refuses made-up inputs is left out, with a warning."""
-    costs = {}
+    """The cost of each of these ops; one whose kernel refuses made-up inputs is left out, with a warning.
+
+    Each is timed twice, with all others in between, and up to four times where these differ: others may use the machine for a while.
+    """
+    costs: dict[OpKey, OpCost] = {}
+    timers: dict[OpKey, Callable[[], float]] = {}
     refused = []
     for done, (key, operation) in enumerate(operations.items()):
         progress(done, len(operations))
@@ -129,17 +169,32 @@ def measure(traced: Traced, operations: dict[OpKey, tf.Operation],
             refused.append(f"{operation.name} ({operation.type}: too large for what is free now)")
             continue
         try:
-            costs[key] = _measure_one(traced, operation)
+            costs[key], timers[key] = _measure_one(traced, operation)
+            if pooling_of(operation) is not None:       # a difference of times, the least of which is no better
+                del timers[key]
         except tf.errors.AlreadyExistsError:
             warnings.warn("Somebody else is profiling, so what ops take could not be measured: it is modelled this time.", stacklevel=2)
             return {}
         except tf.errors.OpError as error:
             refused.append(f"{operation.name} ({operation.type}: {error.message[:60]})")
+    for _ in range(_TIMED_AGAIN):
+        timers = {key: timer for key, timer in timers.items() if _is_told_apart(costs, key, timer)}
     progress(len(operations), len(operations))
     if refused:
         warnings.warn(f"{len(refused)} ops could not be run alone and are modelled instead: {', '.join(refused[:3])}",
                       stacklevel=2)
     return costs
+
+
+def _is_told_apart(costs: dict[OpKey, OpCost], key: OpKey, timer: Callable[[], float]) -> bool:
+    """Times an op once more and keeps the lesser time; whether it differs much from the one before."""
+    before = costs[key].seconds
+    try:
+        seconds = timer()
+    except tf.errors.OpError:       # it has run before: what has come since may take the memory
+        return False
+    costs[key] = dataclasses.replace(costs[key], seconds=min(before, seconds))
+    return max(before, seconds) > (1 + _TIMED_ALIKE) * min(before, seconds)
 
 
 def _alone_bytes(operation: tf.Operation) -> int:
@@ -148,8 +203,9 @@ def _alone_bytes(operation: tf.Operation) -> int:
     return sum(read) + 2 * max(read, default=0) + sum(map(tensor_bytes, operation.outputs))
 
 
-def _measure_one(traced: Traced, operation: tf.Operation) -> OpCost:
-    feeds = {position: _made_up(tensor) for position, tensor in enumerate(operation.inputs) if static_value(tensor) is None}
+def _measure_one(traced: Traced, operation: tf.Operation) -> tuple[OpCost, Callable[[], float]]:
+    """The cost of the op, and what times it anew."""
+    feeds = _feeds(operation)
     seconds, asked = _watch(traced, operation, feeds)
     most_bytes, left_bytes = _held_bytes(asked)
     scratch_bytes = most_bytes - min(left_bytes, sum(in_granules(tensor_bytes(tensor)) for tensor in operation.outputs))
@@ -157,12 +213,21 @@ def _measure_one(traced: Traced, operation: tf.Operation) -> OpCost:
     reuses = tuple(position for position in _reusable(operation)
                    if left_bytes and _held_bytes(_watch(traced, operation, feeds, position)[1])[1] == 0)
     copies = max(1, int(min(_MOST_COPIES, _CHAIN_SECONDS / max(seconds, 1e-6))))
-    if pooling_of(operation) is not None:
-        single, longer = (_chain(traced, operation, feeds, count) for count in (1, 1 + copies))
-        seconds = max(0.0, _best_of(longer, 3) - _best_of(single, 3)) / copies
-    else:
-        seconds = _best_of(_chain(traced, operation, feeds, copies), 2) / copies
-    return OpCost(seconds, scratch_bytes, True, reuses, requests)
+    # The gradient of a pooling is timed with its pooling before it, which does not count.
+    single = _chain(traced, operation, 1) if pooling_of(operation) is not None else None
+    chain = _chain(traced, operation, copies + (single is not None))
+
+    runs = 1 if single is None else 3
+
+    def time_with(feeds: Mapping[int, tf.Tensor]) -> float:
+        before_seconds = _best_of(functools.partial(single, feeds), runs) if single is not None else 0.0
+        return max(0.0, _best_of(functools.partial(chain, feeds), runs) - before_seconds) / copies
+    return OpCost(time_with(feeds), scratch_bytes, True, reuses, requests), lambda: time_with(_feeds(operation))
+
+
+def _feeds(operation: tf.Operation) -> dict[int, tf.Tensor]:
+    """Inputs for the op by position, where they are not known beforehand."""
+    return {position: _made_up(tensor) for position, tensor in enumerate(operation.inputs) if static_value(tensor) is None}
 
 
 def _reusable(operation: tf.Operation) -> list[int]:
@@ -182,7 +247,7 @@ def _watch(traced: Traced, operation: tf.Operation, feeds: Mapping[int, tf.Tenso
 
     made_inside: the position of an input that nobody else needs
     """
-    run = _chain(traced, operation, feeds, 1, made_inside, watched=True)
+    run = functools.partial(_chain(traced, operation, 1, made_inside, watched=True), feeds)
     whole = _holds_functions(operation)
     run()
     with private.memory_events() if measured_memory() is not None else contextlib.nullcontext([]) as events:
@@ -217,11 +282,11 @@ def _holds_functions(operation: tf.Operation) -> bool:
     return any(attribute.WhichOneof("value") == "func" for attribute in operation.node_def.attr.values())
 
 
-def _chain(traced: Traced, operation: tf.Operation, feeds: Mapping[int, tf.Tensor], copies: int,
-           made_inside: int | None = None, watched: bool = False) -> Callable[[], object]:
+def _chain(traced: Traced, operation: tf.Operation, copies: int, made_inside: int | None = None,
+           watched: bool = False) -> Callable[[Mapping[int, tf.Tensor]], object]:
     """A function that runs the op so often, one after the other, and returns nothing.
 
-    feeds: what it reads, by the position of the input, where that is neither known beforehand nor made in the chain: by the
+    It takes what the op reads, by the position of the input, where that is neither known beforehand nor made in the chain: by the
     pooling of which the op is the gradient, or as follows
     made_inside: the position of an input that the function allocates (zeros), in place of taking it as an argument
     watched: whether the allocation of a mark follows on the last run, while its outputs are still held
@@ -244,7 +309,7 @@ def _chain(traced: Traced, operation: tf.Operation, feeds: Mapping[int, tf.Tenso
             node.attr["init"].b = True
         elif value is None:
             arguments.append((name, tf.TensorSpec(tensor.shape, tensor.dtype)))
-            fed.append(feeds[position])
+            fed.append(position)
         else:
             _add_const(graph_def, name, value)
         inputs.append(f"{name}:0")
@@ -267,7 +332,8 @@ def _chain(traced: Traced, operation: tf.Operation, feeds: Mapping[int, tf.Tenso
         ends = [f"held_{port}" for port in range(len(operation.outputs))] or [_MARK]
     function = import_function(graph_def, arguments, (), (), ends)
     config = private.config_without_optimizers()
-    return lambda: tf.raw_ops.StatefulPartitionedCall(args=fed, Tout=[tf.int32], f=function, config_proto=config)
+    return lambda feeds: tf.raw_ops.StatefulPartitionedCall(
+        args=[feeds[position] for position in fed], Tout=[tf.int32], f=function, config_proto=config)
 
 
 def _add_const(graph_def: tf.compat.v1.GraphDef, name: str, value: np.ndarray):

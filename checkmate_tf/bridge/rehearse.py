@@ -80,6 +80,11 @@ class Places:
         self._fences += self._device.pockets()
         self._learn(plan_from_order(graph, graph.order))
 
+    @property
+    def layout(self) -> Layout:
+        """What is free when a step begins, as far as it is known."""
+        return self._layouts[0]
+
     def placed_bytes(self, plan: Plan, limit_bytes: int) -> int:
         """The peak of the plan in whole chunks, resident bytes included: on paper, and what is at most `limit_bytes` there
         on the device, if the step will run on this one. More than the device has where its own limit is in the way."""

@@ -33,7 +33,7 @@ UNLIMITED_BYTES = 1 << 46
 _MOST_PIECES = 64
 ROUNDS = 2                      # a second step finds what the first one has left
 Held = TypeVar("Held")
-_ASK, _RETURN, _TAKE_OVER = range(3)
+_ASK, _RETURN, _TAKE_OVER, _COMPUTE = range(4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,8 +209,10 @@ class Requests:
     that takes over an input's memory asks for nothing. Of a value in many pieces some stand for all."""
 
     def __init__(self, graph: Graph, plan: Plan):
+        self._graph = graph
         asked_by_op: dict[int, list[tuple[int, int]]] = {}
-        self._steps: list[tuple[int, int, int]] = []     # (what is done, value or scratch, bytes or value)
+        # What is done; to which value or scratch, or the op; and bytes, the value taken over, or how many outputs took over one.
+        self._steps: list[tuple[int, int, int]] = []
         for position, step in enumerate(plan.steps):
             if not isinstance(step, Compute):
                 if graph.values[step.value].bytes:
@@ -225,17 +227,25 @@ class Requests:
                 self._steps.append((_TAKE_OVER, op.outputs[0], taken_over))
                 asked = [(held, size) for held, size in asked if held != op.outputs[0]]
             self._steps += [(_ASK if size else _RETURN, held, size) for held, size in asked]
+            self._steps.append((_COMPUTE, op.index, 0 if taken_over is None else 1))
 
-    def play(self, allocate: Callable[[int], Held], release: Callable[[Held], object]) -> None:
-        """Makes every request once; what is left at the end is released."""
+    def play(self, allocate: Callable[[int], Held], release: Callable[[Held], object],
+             compute: Callable[[list[Held]], object] | None = None) -> None:
+        """Makes every request once; what is left at the end is released.
+
+        compute: is called when an op has made its requests, with what it reads and what it has taken over
+        """
         at: dict[int, list[Held]] = {}
         for kind, held, other in self._steps:
             if kind == _ASK:
                 at.setdefault(held, []).append(allocate(other))
             elif kind == _RETURN:
                 _release_all(at.pop(held, []), release)
-            else:
+            elif kind == _TAKE_OVER:
                 at[held] = at.pop(other)
+            elif compute is not None:
+                op = self._graph.ops[held]
+                compute([place for value in (*op.inputs, *op.outputs[:other]) for place in at.get(value, ())])
         for left in at.values():
             _release_all(left, release)
 

@@ -7,7 +7,7 @@ from checkmate_tf.fidelity import cliffs, summary
 
 def _rows(*peaks_and_times):
     shares = (None, 0.8, 0.6, 0.4)
-    return [{"model": "VGG16", "batch": 8, "share": share, "simulated": 1, "measured": peak, "predicted": time}
+    return [{"model": "VGG16", "batch": 8, "share": share, "simulated": 1, "measured": peak, "cost": time, "predicted": time}
             for share, (peak, time) in zip(shares, peaks_and_times)]
 
 
@@ -18,7 +18,7 @@ def test_less_memory_for_more_time_is_no_cliff():
 @pytest.mark.parametrize("peak, time, text", [
     (310_000_000, 0.02, "VGG16, 8, at 60 %: the measured peak rises from 300 MB to 310 MB, by 3.333 %"),
     (300_003_000, 0.01, "VGG16, 8, at 60 %: the measured peak rises from 300 MB to 300 MB, by 0.001 %, under the same plan"),
-    (290_000_000, 0.0, "VGG16, 8, at 60 %: the planned time falls from +1.00 to +0.00 %")])
+    (290_000_000, 0.0, "VGG16, 8, at 60 %: the planned cost falls from +1.00 to +0.00 %")])
 def test_a_tighter_budget_that_takes_more_is_told(peak, time, text):
     assert cliffs(_rows((400_000_000, 0.0), (300_000_000, 0.01), (peak, time), (200_000_000, 0.5))) == [text]
 

@@ -247,3 +247,48 @@ def test_a_cached_profile_that_is_broken_or_of_another_device_is_measured_anew(t
 def test_unknown_profiles_are_refused_with_the_known_ones():
     with pytest.raises(ProfileError, match="v100.*Received: 'gtx'"):
         profiles.get("gtx")
+
+
+def test_who_disturbs_the_first_time_an_op_is_timed_does_not_set_its_price(monkeypatch):
+    traced = trace(lambda x: tf.tanh(x) * tf.exp(x), tf.TensorSpec([1 << 16]))
+    todo = measure.missing(traced, extract(traced), measure.empty_profile())
+    timed, best_of = [], measure._best_of
+
+    def disturbed(run, times):
+        timed.append(best_of(run, times))
+        return timed[-1] + (1.0 if len(timed) <= len(todo) else 0.0)
+    monkeypatch.setattr(measure, "_best_of", disturbed)
+    costs = measure.measure(traced, todo)
+    assert all(cost.seconds < 0.1 for cost in costs.values())
+    assert 3 * len(todo) <= len(timed) <= 4 * len(todo)        # what has differed that much is timed a third time
+
+
+def test_an_op_that_runs_out_of_memory_when_timed_again_keeps_its_price(monkeypatch):
+    traced = trace(tf.tanh, tf.TensorSpec([1 << 16]))
+    todo = measure.missing(traced, extract(traced), measure.empty_profile())
+    left, made_up = [1], measure._made_up
+
+    def lacking(tensor):
+        if not left:
+            raise tf.errors.ResourceExhaustedError(None, None, "no room")
+        return made_up(left.pop() and tensor)
+    monkeypatch.setattr(measure, "_made_up", lacking)
+    cost, = measure.measure(traced, todo).values()
+    assert cost.measured and cost.seconds > 0
+
+
+@pytest.mark.parametrize("sizes, expected_bytes", [(["32K", "1024K", "32768K"], 32 << 20), (["32K", "what"], 32 << 10), ([], 0)])
+def test_the_last_cache_is_the_largest_that_the_system_tells_of(monkeypatch, tmp_path, sizes, expected_bytes):
+    for number, size in enumerate(sizes):
+        (tmp_path / f"index{number}").mkdir()
+        (tmp_path / f"index{number}" / "size").write_text(size + "\n")
+    monkeypatch.setattr(measure, "_CACHES_FOLDER", str(tmp_path))
+    profile = measure.empty_profile()
+    assert profile.cache_bytes == expected_bytes // 2
+    if expected_bytes < 1 << 20:
+        assert profile.miss_seconds_per_byte == 0
+
+
+def test_what_a_miss_takes_is_not_told_where_memory_does_not_suffice(monkeypatch):
+    monkeypatch.setattr(measure, "free_bytes", lambda: 64 << 20)
+    assert measure._miss_seconds(32 << 20) == 0
