@@ -3,26 +3,28 @@
 Initializers, earlier steps and whatever else ran before leave variables scattered over the allocator's memory, some in chunks
 nearly twice their size. What is free lies between them, and a step, which takes whole chunks, then takes up to a fifth more than
 its live bytes. Steps written here leave variables where they are (`writes`), so it pays to move them once, before planning:
-out of the way first, into host memory; then, the largest first, back into what is smaller than the largest free stretch, each at
-its exact size. That stretch is left whole, and beside it the rests of the others.
+out of the way first, into host memory; then back, each at its exact size, so that they fill the smaller of the free stretches one
+after the other. The largest is left, but for what does not fit elsewhere.
 """
 
-import bisect
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from checkmate_tf.bridge import measure, private
-from checkmate_tf.bridge.rehearse import Device, OutOfMemory
+from checkmate_tf.bridge.rehearse import Device, OutOfMemory, address_of
 from checkmate_tf.bridge.variables import evacuated
 from checkmate_tf.bridge.writes import movable
 from checkmate_tf.ir.graph import Graph
-from checkmate_tf.ir.placement import WORTH_SPLITTING_BYTES, Layout, place
+from checkmate_tf.ir.placement import Layout, place
 from checkmate_tf.ir.plan import Plan, plan_from_order
 from checkmate_tf.ir.simulate import keep_all_timeline
 from checkmate_tf.ir.units import in_granules
 
 _WORTH_MOVING = 0.01            # of what a step takes: what it may gain, and what is held beside variables and batch
+_LEAST_FILLED_BYTES = 1 << 16   # smaller stretches are left to smaller variables and to the runtime
+_BESIDE = "beside"
+_MOST_IN_THE_WAY = 50
 Stretch = tuple[int, int]       # address, bytes
 
 
@@ -47,7 +49,13 @@ def compact(graph: Graph, captures: Sequence[tf.Tensor], batch_bytes: int = 0) -
         return False
     try:
         with evacuated(handles) as give:
-            _pack(device, handles, device.stretches(keep, stretches), give)
+            # Small tensors that come and go meanwhile would come first in the memory that is to be filled.
+            fences = device.pockets(least=1)
+            free = [stretch for stretch in device.stretches(keep, stretches) if stretch[1] >= _LEAST_FILLED_BYTES]
+            large = [handle for handle in handles if _bytes_of(handle) >= _LEAST_FILLED_BYTES]
+            if free and large:
+                _pack(device, _best_packing(graph, keep, large, free), give)
+            del fences
     except (OutOfMemory, tf.errors.ResourceExhaustedError):
         return False        # each variable lies where there is room for it, and planning takes memory as it then finds it
     return True
@@ -60,44 +68,69 @@ def _gain_bytes(graph: Graph, keep: Plan, stretches: Sequence[Stretch]) -> int:
     return in_these - in_one
 
 
-def _pack(device: Device, handles: Sequence[tf.Tensor], stretches: Sequence[Stretch], give: Callable[[tf.Tensor], None]) -> None:
-    """Gives memory to the variables, the largest first: each when the allocator would serve it from the smallest of these free
-    stretches from which it would cut its exact size. What is too small for that, and the largest stretch, are taken meanwhile;
-    what fits nowhere else comes last, one behind the other at the start of that."""
-    *free, largest = sorted(size for _, size in stretches)
+class _Packing:
+    """Which variables fill which free stretch, the largest variables first, the stretches in this order; the others come to lie
+    one behind the other in the largest stretch. `rests` is what stays free of each."""
 
-    def take(size: int) -> tuple[int, tf.Tensor]:
+    def __init__(self, handles: Sequence[tf.Tensor], stretches: Sequence[Stretch]):
+        self.chosen: list[tuple[Stretch, list[tf.Tensor]]] = []     # the stretch, what fills it
+        self.rests: list[Stretch] = []
+        left, (*smaller, largest) = list(handles), stretches
+        for address, size in smaller:
+            filling, others, rest = [], [], size
+            for handle in left:
+                fits = _bytes_of(handle) <= rest
+                (filling if fits else others).append(handle)
+                rest -= _bytes_of(handle) if fits else 0
+            self.chosen.append(((address, size), filling))
+            self.rests.append((address, rest))
+            left = others
+        self.chosen.append((largest, left))
+        self.rests.append((largest[0], max(0, largest[1] - sum(map(_bytes_of, left)))))
+
+
+def _best_packing(graph: Graph, keep: Plan, handles: Sequence[tf.Tensor], stretches: Sequence[Stretch]) -> _Packing:
+    """The packing that fills the smallest stretches first; or, where memory is not limited, the largest but one, if keeping
+    everything then takes less."""
+    *smaller, largest = sorted(stretches, key=lambda stretch: stretch[1])
+    upwards = _Packing(handles, [*smaller, largest])
+    if measure.is_limited():
+        return upwards
+    return min((upwards, _Packing(handles, [*reversed(smaller), largest])), key=lambda packing: place(
+        graph, keep, Layout(stretches=tuple(stretch for stretch in packing.rests if stretch[1]))).peak_bytes)
+
+
+def _pack(device: Device, packing: _Packing, give: Callable[[tf.Tensor], None]) -> None:
+    """Gives memory to the variables: one free stretch after the other is filled while all others are taken."""
+    taken: dict[object, tf.Tensor] = {}
+    in_the_way: list[tf.Tensor] = []
+
+    def take(name: object, size: int) -> tf.Tensor:
         device.begin()          # what is left is counted anew: variables have come
-        return size, device.allocate(size)
+        taken[name] = device.allocate(size)
+        return taken[name]
 
-    whole, plugs, left = [take(largest)], [], []
     try:
-        for handle in handles:
-            size = _bytes_of(handle)
-            free = sorted([*free, *(chunk for chunk, _ in plugs if _is_cut(chunk, size))])
-            plugs = [plug for plug in plugs if not _is_cut(plug[0], size)]
-            place = bisect.bisect_left(free, size)
-            while place < len(free) and not _is_cut(free[place], size):
-                plugs.append(take(free.pop(place)))
-            if place == len(free):
-                left.append(handle)
-                continue
-            rest = free.pop(place) - size
-            give(handle)
-            if rest:
-                bisect.insort(free, rest)
-        plugs += map(take, reversed(free))
-        whole.clear()
-        for handle in left:
-            give(handle)
+        for number, (stretch, _) in sorted(enumerate(packing.chosen), key=lambda numbered: -numbered[1][0][1]):
+            take(number, stretch[1])
+        for number, ((start, whole), chosen) in enumerate(packing.chosen):
+            del taken[number]
+            free = whole
+            for handle in chosen:
+                size = _bytes_of(handle)
+                if size < free < 2 * size:          # a chunk that is not cut for the variable is cut for the rest of it
+                    while not start <= address_of(take(_BESIDE, free - size)) < start + whole:
+                        in_the_way.append(taken[_BESIDE])       # free memory that nobody knew of
+                        if len(in_the_way) > _MOST_IN_THE_WAY:
+                            raise OutOfMemory
+                give(handle)
+                taken.pop(_BESIDE, None)
+                free = max(0, free - size)
+            if free >= _LEAST_FILLED_BYTES and number < len(packing.chosen) - 1:
+                take(number, free)
     finally:
-        whole.clear()
-        plugs.clear()
-
-
-def _is_cut(chunk: int, size: int) -> bool:
-    """Whether a request of this size is served with no more from a free chunk."""
-    return chunk == size or chunk >= 2 * size or chunk - size >= WORTH_SPLITTING_BYTES
+        taken.clear()
+        in_the_way.clear()
 
 
 def _bytes_of(handle: tf.Tensor) -> int:

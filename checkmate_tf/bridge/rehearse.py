@@ -20,6 +20,7 @@ in the middle of a large stretch can cost the largest value's size. So they get 
 import contextlib
 import ctypes
 import functools
+import gc
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
@@ -228,13 +229,13 @@ class Device:
             return self._fences(size, fence_bytes, _FEW_ROOMS if measure.is_limited() else _ROOMS, _TRIES)
         return []
 
-    def pockets(self) -> list[tf.Tensor]:
-        """Sets pockets apart for the small values of a step; the tensors that keep them so."""
+    def pockets(self, least: int = 0) -> list[tf.Tensor]:
+        """Sets pockets apart for the small values of a step, at least so many; the tensors that keep them so."""
         with contextlib.suppress(OutOfMemory):
             self.begin()
             if self._served(_POCKET_FENCE_BYTES)[1] > 0:        # else small values come from another allocator
                 number = min(_pockets_needed(self._graph), _MOST_POCKETS, int(_POCKETS_SHARE * self._most_bytes / _POCKET_BYTES))
-                return self._fences(_POCKET_BYTES, _POCKET_FENCE_BYTES, number, _POCKET_TRIES)
+                return self._fences(_POCKET_BYTES, _POCKET_FENCE_BYTES, max(least, number), _POCKET_TRIES)
         return []
 
     def _fences(self, size: int, fence_bytes: int, rooms: int, tries: int) -> list[tf.Tensor]:
@@ -293,6 +294,7 @@ def claim() -> None:
     each time at most doubling what it has. Nothing where it has no limit of its own."""
     if not measure.is_limited():
         return
+    gc.collect()                    # what lies in the way although nobody needs it
     outside_bytes = int(measure.memory_limit() - _REGIONS_OVER_PEAK * measure.highest_peak()) - FIRST_REGION_BYTES
     if outside_bytes > 0:
         with contextlib.suppress(tf.errors.ResourceExhaustedError):
