@@ -7,6 +7,7 @@ out of the way first, into host memory; then back, each at its exact size, so th
 after the other. The largest is left, but for what does not fit elsewhere.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -23,6 +24,7 @@ from checkmate_tf.ir.units import in_granules
 
 _WORTH_MOVING = 0.01            # of what a step takes: what it may gain, and what is held beside variables and batch
 _LEAST_FILLED_BYTES = 1 << 16   # smaller stretches are left to smaller variables and to the runtime
+_LEAST_BESIDE_BYTES = 1 << 15   # smaller ones would come to lie elsewhere
 _BESIDE = "beside"
 _MOST_IN_THE_WAY = 50
 Stretch = tuple[int, int]       # address, bytes
@@ -68,57 +70,84 @@ def _gain_bytes(graph: Graph, keep: Plan, stretches: Sequence[Stretch]) -> int:
     return in_these - in_one
 
 
+@dataclasses.dataclass(frozen=True)
 class _Packing:
-    """Which variables fill which free stretch, the largest variables first, the stretches in this order; the others come to lie
-    one behind the other in the largest stretch. `rests` is what stays free of each."""
+    """The variables that come to lie in each free stretch, in this order, those in the largest at last; what then stays free of each."""
 
-    def __init__(self, handles: Sequence[tf.Tensor], stretches: Sequence[Stretch]):
-        self.chosen: list[tuple[Stretch, list[tf.Tensor]]] = []     # the stretch, what fills it
-        self.rests: list[Stretch] = []
-        left, (*smaller, largest) = list(handles), stretches
-        for address, size in smaller:
-            filling, others, rest = [], [], size
-            for handle in left:
-                fits = _bytes_of(handle) <= rest
-                (filling if fits else others).append(handle)
-                rest -= _bytes_of(handle) if fits else 0
-            self.chosen.append(((address, size), filling))
-            self.rests.append((address, rest))
-            left = others
-        self.chosen.append((largest, left))
-        self.rests.append((largest[0], max(0, largest[1] - sum(map(_bytes_of, left)))))
+    chosen: Sequence[tuple[Stretch, list[tf.Tensor]]]
+    rests: Sequence[Stretch]
+
+
+def _filled(handles: Sequence[tf.Tensor], stretches: Sequence[Stretch]) -> _Packing:
+    """One stretch after the other is filled, the largest variables first; the last takes what is left."""
+    chosen, rests, left = [], [], list(handles)
+    for address, size in stretches[:-1]:
+        filling, others, rest = [], [], size
+        for handle in left:
+            fits = _bytes_of(handle) <= rest
+            (filling if fits else others).append(handle)
+            rest -= _bytes_of(handle) if fits else 0
+        chosen.append(((address, size), filling))
+        rests.append((address, rest))
+        left = others
+    return _closed(chosen, rests, stretches[-1], left)
+
+
+def _best_fit(handles: Sequence[tf.Tensor], stretches: Sequence[Stretch]) -> _Packing:
+    """Each variable, the largest first, goes where the allocator would cut it from the smallest stretch; the last takes what is left."""
+    chosen: list[list[tf.Tensor]] = [[] for _ in stretches[:-1]]
+    rests, left = [size for _, size in stretches[:-1]], []
+    for handle in handles:
+        size = _bytes_of(handle)
+        fitting = [(rest, number) for number, rest in enumerate(rests) if rest == size or rest >= 2 * size]
+        if not fitting:
+            left.append(handle)
+            continue
+        _, number = min(fitting)
+        chosen[number].append(handle)
+        rests[number] -= size
+    return _closed(list(zip(stretches, chosen)), [(address, rest) for (address, _), rest in zip(stretches, rests)], stretches[-1], left)
+
+
+def _closed(chosen: list, rests: list[Stretch], largest: Stretch, left: list[tf.Tensor]) -> _Packing:
+    rest = max(0, largest[1] - sum(map(_bytes_of, left)))
+    return _Packing([*chosen, (largest, left)], [*rests, (largest[0], rest)])
 
 
 def _best_packing(graph: Graph, keep: Plan, handles: Sequence[tf.Tensor], stretches: Sequence[Stretch]) -> _Packing:
-    """The packing that fills the smallest stretches first; or, where memory is not limited, the largest but one, if keeping
-    everything then takes less."""
+    """Under a limit, the smaller stretches filled, the smallest first, which leaves few pieces; else the packing with which keeping
+    everything takes least."""
     *smaller, largest = sorted(stretches, key=lambda stretch: stretch[1])
-    upwards = _Packing(handles, [*smaller, largest])
+    upwards = _filled(handles, [*smaller, largest])
     if measure.is_limited():
         return upwards
-    return min((upwards, _Packing(handles, [*reversed(smaller), largest])), key=lambda packing: place(
-        graph, keep, Layout(stretches=tuple(stretch for stretch in packing.rests if stretch[1]))).peak_bytes)
+
+    def peak_bytes(packing: _Packing) -> int:
+        return place(graph, keep, Layout(stretches=tuple(stretch for stretch in packing.rests if stretch[1]))).peak_bytes
+    return min((_best_fit(handles, [*smaller, largest]), upwards, _filled(handles, [*reversed(smaller), largest])), key=peak_bytes)
 
 
 def _pack(device: Device, packing: _Packing, give: Callable[[tf.Tensor], None]) -> None:
     """Gives memory to the variables: one free stretch after the other is filled while all others are taken."""
     taken: dict[object, tf.Tensor] = {}
+    taken_bytes: dict[object, int] = {}
     in_the_way: list[tf.Tensor] = []
 
     def take(name: object, size: int) -> tf.Tensor:
         device.begin()          # what is left is counted anew: variables have come
-        taken[name] = device.allocate(size)
+        taken[name], taken_bytes[name] = device.served(size)
         return taken[name]
 
     try:
         for number, (stretch, _) in sorted(enumerate(packing.chosen), key=lambda numbered: -numbered[1][0][1]):
             take(number, stretch[1])
-        for number, ((start, whole), chosen) in enumerate(packing.chosen):
+        for number, ((start, _), chosen) in enumerate(packing.chosen):
             del taken[number]
-            free = whole
+            free = whole = taken_bytes[number]          # a little more may be free than is known
             for handle in chosen:
                 size = _bytes_of(handle)
-                if size < free < 2 * size:          # a chunk that is not cut for the variable is cut for the rest of it
+                # A chunk that is not cut for the variable is cut for the rest of it.
+                if size + _LEAST_BESIDE_BYTES <= free < 2 * size:
                     while not start <= address_of(take(_BESIDE, free - size)) < start + whole:
                         in_the_way.append(taken[_BESIDE])       # free memory that nobody knew of
                         if len(in_the_way) > _MOST_IN_THE_WAY:

@@ -161,7 +161,7 @@ class Device:
         found, held = list(known), []
 
         def allocate(size: int) -> tf.Tensor:
-            tensor, taken_bytes = self._served(size)
+            tensor, taken_bytes = self.served(size)
             if taken_bytes > 0:         # small tensors may come from another allocator
                 found.append((address_of(tensor), taken_bytes))
             return tensor
@@ -196,7 +196,7 @@ class Device:
         """
         ends: list[tuple[int, int]] = []
         for size in (size for size in _END_PIECES for _ in range(_ASKED_EACH)):
-            tensor, taken_bytes = self._served(size)
+            tensor, taken_bytes = self.served(size)
             if taken_bytes <= 0:            # small tensors may come from another allocator
                 break
             held.append(tensor)
@@ -213,7 +213,7 @@ class Device:
         free_bytes = left_bytes = self._left_bytes
         with contextlib.suppress(OutOfMemory):
             while left_bytes > (1 - _SWEPT_SHARE) * free_bytes:
-                tensor, taken_bytes = self._served(int(max(GRANULE_BYTES, left_bytes / _MOST_FRAGMENTS)))
+                tensor, taken_bytes = self.served(int(max(GRANULE_BYTES, left_bytes / _MOST_FRAGMENTS)))
                 if taken_bytes <= 0:
                     break
                 held.append(tensor)
@@ -225,7 +225,7 @@ class Device:
         """Sets some rooms of this size apart, for batches; the tensors that keep them so."""
         with contextlib.suppress(OutOfMemory):
             self.begin()
-            fence_bytes = next((tried for tried in _FENCES_BYTES if self._served(tried)[1] > 0), max(_FENCES_BYTES))
+            fence_bytes = next((tried for tried in _FENCES_BYTES if self.served(tried)[1] > 0), max(_FENCES_BYTES))
             return self._fences(size, fence_bytes, _FEW_ROOMS if measure.is_limited() else _ROOMS, _TRIES)
         return []
 
@@ -233,7 +233,7 @@ class Device:
         """Sets pockets apart for the small values of a step, at least so many; the tensors that keep them so."""
         with contextlib.suppress(OutOfMemory):
             self.begin()
-            if self._served(_POCKET_FENCE_BYTES)[1] > 0:        # else small values come from another allocator
+            if self.served(_POCKET_FENCE_BYTES)[1] > 0:        # else small values come from another allocator
                 number = min(_pockets_needed(self._graph), _MOST_POCKETS, int(_POCKETS_SHARE * self._most_bytes / _POCKET_BYTES))
                 return self._fences(_POCKET_BYTES, _POCKET_FENCE_BYTES, max(least, number), _POCKET_TRIES)
         return []
@@ -245,7 +245,7 @@ class Device:
             for _ in range(rooms + _TRIES):
                 if len(fences) > rooms:
                     break
-                room, taken_bytes = self._served(size)
+                room, taken_bytes = self.served(size)
                 others.append(room)
                 if taken_bytes != size:
                     continue
@@ -257,7 +257,7 @@ class Device:
                     others.append(fence)
         return fences
 
-    def _served(self, size: int) -> tuple[tf.Tensor, int]:
+    def served(self, size: int) -> tuple[tf.Tensor, int]:
         """A tensor of so many bytes, and the bytes of the chunk that it was given."""
         held_bytes = measured_memory()[0]
         tensor = self.allocate(size)
