@@ -12,6 +12,8 @@ also put on a process as the hard limit of its memory, in which `fit` runs twent
 
 import contextlib
 import dataclasses
+import functools
+import gc
 import itertools
 import json
 import math
@@ -193,19 +195,21 @@ def measure(name: str, size: int, shares: Sequence[float], tightened: Sequence[f
     keep, kept_bytes = _kept(prepared, plain_bytes, seconds)
     common = {"model": name, "batch": size, "optimizer": optimizer, "ops": len(graph.ops), "resident": graph.resident_bytes,
               "plain_peak": plain_bytes}
-    rows, steps = [], {}
+    rows, plans = [], {}
 
     def add(share, budget_bytes, plan, placed_bytes, cost, expected):
-        step = emit(prepared.traced, graph, plan)
+        measured_bytes = _peak_bytes(functools.partial(emit(prepared.traced, graph, plan), batch))
+        gc.collect()        # a step's constants take memory as long as it is there
         rows.append(common | {"share": share, "budget": budget_bytes, "simulated": placed_bytes, "cost": cost, "predicted": expected,
-                              "measured": _peak_bytes(lambda: step(batch))})
+                              "measured": measured_bytes})
         if share not in tightened:
-            steps[share] = step
+            plans[share] = plan
 
     budgets = {share: int(graph.resident_bytes + share * (base.peak_bytes - graph.resident_bytes))
                for share in sorted({*shares, *tightened}, reverse=True)}
     answers = rounds.solve_within_each(prepared, list(budgets.values()), solvers.get("auto"), planning.limits_for("auto", seconds),
                                        ignore_progress)
+    prepared.places.give_way()
     add(None, None, keep, kept_bytes, 0.0, 0.0)
     for (share, budget_bytes), answer in zip(budgets.items(), answers):
         if isinstance(answer, CheckmateError):
@@ -213,8 +217,9 @@ def measure(name: str, size: int, shares: Sequence[float], tightened: Sequence[f
         else:
             add(share, budget_bytes, answer.plan, answer.placed_peak_bytes, answer.overhead,
                 answer.expected_overhead)
-    steps["at once"] = emit(prepared.traced, graph, keep, math.inf)
-    at_once_bytes = _peak_bytes(lambda: steps["at once"](batch))
+    at_once = emit(prepared.traced, graph, keep, math.inf)
+    at_once_bytes = _peak_bytes(lambda: at_once(batch))
+    steps = {"at once": at_once, **{share: emit(prepared.traced, graph, plan) for share, plan in plans.items()}}
     measured = ratios({"plain": lambda: model.train_function(iter([batch])),
                        **{share: lambda step=step: step(batch) for share, step in steps.items()}})
     for row in rows:

@@ -242,6 +242,7 @@ class PlannedSteps(abc.ABC):
         return outputs
 
     def _first_run(self, step: _Step, data: Any) -> Any:
+        step.prepared.places.give_way()
         with self._undone_on_failure(unless=self._is_training, errors=CheckmateError), without_collecting():
             return audit.first_call(step.run, data)[0]
 

@@ -375,8 +375,12 @@ def _schedule(drafts: Mapping[str, _Draft]) -> list[str]:
 
 
 def _resident_bytes(traced: Traced) -> int:
-    constants = sum(_constant_bytes(node) for node in traced.graph_def.node if node.op == "Const")
-    return traced.capture_bytes + traced.argument_bytes + constants
+    return traced.capture_bytes + traced.argument_bytes + sum(constant_sizes(traced))
+
+
+def constant_sizes(traced: Traced) -> list[int]:
+    """The bytes of each constant of the step."""
+    return [_constant_bytes(node) for node in traced.graph_def.node if node.op == "Const"]
 
 
 def _constant_bytes(node) -> int:

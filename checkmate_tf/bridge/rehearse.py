@@ -13,6 +13,8 @@ a bad place can cost a large value's size. So before the stretches are looked up
 set apart by small tensors that stay: the allocator serves what fits exactly first. The batches that are there already
 go within the next steps; plans are judged with and without them.
 
+The constants of a step take memory when it runs first, and stay. While it is planned, tensors of their sizes lie there.
+
 Small values come and go at other moments in a step than in its rehearsal, and the runtime has some of its own. One that is put
 in the middle of a large stretch can cost the largest value's size. So they get *pockets*, rooms that are too small for anything else.
 """
@@ -28,6 +30,7 @@ from collections.abc import Callable, Iterable, Sequence
 import tensorflow as tf
 
 from checkmate_tf.bridge import measure, private
+from checkmate_tf.bridge.extract import constant_sizes
 from checkmate_tf.bridge.measure import measured_memory, reset_peak
 from checkmate_tf.bridge.price import tensor_bytes
 from checkmate_tf.bridge.trace import Traced
@@ -72,6 +75,7 @@ class Places:
         self._layouts = [Layout(traced.resident_sizes)]
         self._device = Device(graph) if on_device and measure.measured_memory() is not None else None
         self.limit_bytes = (measure.memory_limit() if self._device is not None else None) or UNLIMITED_BYTES
+        self._constants: list[tf.Tensor] = []
         if self._device is None:
             return
         large = [tensor for tensor in batch if tensor_bytes(tensor) >= _LEAST_STRETCH_BYTES]
@@ -79,6 +83,7 @@ class Places:
         self._fences = [fence for tensor in batch if tensor_bytes(tensor) >= _POCKET_BYTES
                         for fence in self._device.rooms(in_granules(tensor_bytes(tensor)))]
         self._fences += self._device.pockets()
+        self._constants = self._device.held(size for size in constant_sizes(traced) if size >= _POCKET_BYTES)
         self._learn(plan_from_order(graph, graph.order))
 
     @property
@@ -110,6 +115,10 @@ class Places:
             return placement.peak_bytes
         # Of two plans that lack as much, the one that does so less often is nearer to one that fits.
         return max(placement.peak_bytes, self.limit_bytes + placement.lacking_bytes + int(_HOMELESS_SHARE * placement.homeless_bytes))
+
+    def give_way(self) -> None:
+        """Gives back what lies where the constants of the step will: they come with its function, when that runs first."""
+        self._constants.clear()
 
     def fits_now(self, plan: Plan) -> bool:
         """Whether a device whose memory is limited serves all of the plan's requests as it is now."""
@@ -228,6 +237,15 @@ class Device:
             fence_bytes = next((tried for tried in _FENCES_BYTES if self.served(tried)[1] > 0), max(_FENCES_BYTES))
             return self._fences(size, fence_bytes, _FEW_ROOMS if measure.is_limited() else _ROOMS, _TRIES)
         return []
+
+    def held(self, sizes: Iterable[int]) -> list[tf.Tensor]:
+        """Tensors of these sizes, as far as there is room, the largest first."""
+        held: list[tf.Tensor] = []
+        with contextlib.suppress(OutOfMemory):
+            self.begin()
+            for size in sorted(sizes, reverse=True):
+                held.append(self.allocate(size))
+        return held
 
     def pockets(self, least: int = 0) -> list[tf.Tensor]:
         """Sets pockets apart for the small values of a step, at least so many; the tensors that keep them so."""

@@ -11,7 +11,9 @@ from budgets import in_a_process_of_its_own
 from checkmate_tf import planning, rounds
 from checkmate_tf.bridge import measure
 from checkmate_tf.bridge.emit import emit
+from checkmate_tf.bridge.extract import extract
 from checkmate_tf.bridge.rehearse import Device, Places, address_of
+from checkmate_tf.bridge.trace import trace
 from checkmate_tf.ir.graph import GraphBuilder
 from checkmate_tf.ir.placement import Layout, joined, place
 from checkmate_tf.ir.plan import plan_from_order
@@ -179,3 +181,33 @@ def a_plan_leaves_a_reserve():
     budget = prepared.residents.total + int(0.8 * spread)
     solution = rounds.solve_within(prepared, budget, get("auto"), Limits(seconds=20), ignore_progress)
     assert solution.placed_peak_bytes <= budget - 0.01 * 0.8 * spread + 1
+
+
+def test_the_constants_of_a_step_have_their_place_while_it_is_planned():
+    in_a_process_of_its_own(__name__, "constants_have_their_place")
+
+
+def constants_have_their_place():
+    """What lies where they will is held while plans are placed, makes way for them when the step runs first, and is as large."""
+    constants = [np.random.default_rng(number).normal(size=(number << 17)).astype(np.float32) for number in (3, 4)]
+
+    def step(x):
+        made = [tf.tanh(tf.tile(x, [factor])) for factor in (3, 4)]
+        return tf.add_n([tf.reduce_sum(value * constant) for value, constant in zip(made, constants)])
+    x = tf.random.stateless_normal([1 << 17], [1, 2])
+    traced = trace(step, tf.TensorSpec(x.shape))
+    graph = extract(traced)
+    keep = plan_from_order(graph, graph.order)
+    before_bytes = measure.measured_memory()[0]
+    places = Places(traced, graph, on_device=True)
+    placed_bytes = places.placed_bytes(keep, 1 << 60) - graph.resident_bytes
+    held_bytes = measure.measured_memory()[0]
+    assert held_bytes - before_bytes >= sum(constant.nbytes for constant in constants)
+    run = emit(traced, graph, keep)
+    places.give_way()
+    assert measure.measured_memory()[0] - before_bytes < MIB // 4
+    run(x)
+    assert measure.measured_memory()[0] == pytest.approx(held_bytes, abs=MIB // 16)
+    measure.reset_peak()
+    run(x)
+    assert measure.measured_memory()[1] - held_bytes <= placed_bytes + MIB // 16       # not priced, so written into in place
