@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from checkmate_tf.bridge import measure, private
-from checkmate_tf.bridge.rehearse import Device, OutOfMemory, address_of
+from checkmate_tf.bridge.rehearse import POCKET_BYTES, Device, OutOfMemory, address_of
 from checkmate_tf.bridge.variables import evacuated
 from checkmate_tf.bridge.writes import movable
 from checkmate_tf.ir.graph import Graph
@@ -23,7 +23,7 @@ from checkmate_tf.ir.simulate import keep_all_timeline
 from checkmate_tf.ir.units import in_granules
 
 _WORTH_MOVING = 0.01            # of what a step takes: what it may gain, and what is held beside variables and batch
-_LEAST_FILLED_BYTES = 1 << 16   # smaller stretches are left to smaller variables and to the runtime
+_LEAST_FILLED_BYTES = POCKET_BYTES              # stretches no larger are left to smaller variables and to the runtime
 _LEAST_BESIDE_BYTES = 1 << 15   # smaller ones would come to lie elsewhere
 _BESIDE = "beside"
 _MOST_IN_THE_WAY = 50
@@ -53,9 +53,11 @@ def compact(graph: Graph, captures: Sequence[tf.Tensor], batch_bytes: int = 0) -
         with evacuated(handles) as give:
             # Small tensors that come and go meanwhile would come first in the memory that is to be filled.
             fences = device.pockets(least=1)
-            free = [stretch for stretch in device.stretches(keep, stretches) if stretch[1] >= _LEAST_FILLED_BYTES]
+            free = [stretch for stretch in device.stretches(keep, stretches) if stretch[1] > _LEAST_FILLED_BYTES]
             large = [handle for handle in handles if _bytes_of(handle) >= _LEAST_FILLED_BYTES]
-            if free and large:
+            # TensorFlow itself does not survive it when there is nothing left for a tensor of eight bytes.
+            has_room = not measure.is_limited() or len(fences) > 1
+            if free and large and has_room:
                 _pack(device, _best_packing(graph, keep, large, free), give)
             del fences
     except (OutOfMemory, tf.errors.ResourceExhaustedError):
@@ -155,7 +157,7 @@ def _pack(device: Device, packing: _Packing, give: Callable[[tf.Tensor], None]) 
                 give(handle)
                 taken.pop(_BESIDE, None)
                 free = max(0, free - size)
-            if free >= _LEAST_FILLED_BYTES and number < len(packing.chosen) - 1:
+            if free > _LEAST_FILLED_BYTES and number < len(packing.chosen) - 1:
                 take(number, free)
     finally:
         taken.clear()

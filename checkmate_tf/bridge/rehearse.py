@@ -45,7 +45,7 @@ _LEAST_STRETCH_BYTES = 1 << 20
 _ROOMS, _FEW_ROOMS = 4, 2        # the fewer where memory is limited
 _FENCES_BYTES = (1 << 14, 1 << 18)      # the larger where the smaller ones come from another allocator, as oneDNN's do
 _TRIES = 50
-_POCKET_BYTES, _POCKET_FENCE_BYTES = 1 << 16, 1 << 10
+POCKET_BYTES, _POCKET_FENCE_BYTES = 1 << 16, 1 << 10
 _MOST_POCKETS, _POCKETS_SHARE = 64, 0.01        # of what is not resident
 _POCKET_TRIES = 2000            # so many small pieces may be free elsewhere
 _END_PIECES = tuple(_LEAST_STRETCH_BYTES >> halvings for halvings in range(1, 13))      # down to a granule
@@ -80,10 +80,10 @@ class Places:
             return
         large = [tensor for tensor in batch if tensor_bytes(tensor) >= _LEAST_STRETCH_BYTES]
         self._batches = _batches_around(large, _variables(traced))
-        self._fences = [fence for tensor in batch if tensor_bytes(tensor) >= _POCKET_BYTES
+        self._fences = [fence for tensor in batch if tensor_bytes(tensor) >= POCKET_BYTES
                         for fence in self._device.rooms(in_granules(tensor_bytes(tensor)))]
         self._fences += self._device.pockets()
-        self._constants = self._device.held(size for size in constant_sizes(traced) if size >= _POCKET_BYTES)
+        self._constants = self._device.held(size for size in constant_sizes(traced) if size >= POCKET_BYTES)
         self._learn(plan_from_order(graph, graph.order))
 
     @property
@@ -252,8 +252,8 @@ class Device:
         with contextlib.suppress(OutOfMemory):
             self.begin()
             if self.served(_POCKET_FENCE_BYTES)[1] > 0:        # else small values come from another allocator
-                number = min(_pockets_needed(self._graph), _MOST_POCKETS, int(_POCKETS_SHARE * self._most_bytes / _POCKET_BYTES))
-                return self._fences(_POCKET_BYTES, _POCKET_FENCE_BYTES, max(least, number), _POCKET_TRIES)
+                number = min(_pockets_needed(self._graph), _MOST_POCKETS, int(_POCKETS_SHARE * self._most_bytes / POCKET_BYTES))
+                return self._fences(POCKET_BYTES, _POCKET_FENCE_BYTES, max(least, number), _POCKET_TRIES)
         return []
 
     def _fences(self, size: int, fence_bytes: int, rooms: int, tries: int) -> list[tf.Tensor]:
@@ -350,7 +350,7 @@ def _pockets_needed(graph: Graph) -> int:
 
     def allocate(size: int) -> int:
         nonlocal held_bytes, most_bytes
-        taken_bytes = 1 << (size - 1).bit_length() if size <= _POCKET_BYTES else 0
+        taken_bytes = 1 << (size - 1).bit_length() if size <= POCKET_BYTES else 0
         held_bytes += taken_bytes
         most_bytes = max(most_bytes, held_bytes)
         return taken_bytes
@@ -359,7 +359,7 @@ def _pockets_needed(graph: Graph) -> int:
         nonlocal held_bytes
         held_bytes -= taken_bytes
     Requests(graph, plan_from_order(graph, graph.order)).play(allocate, release)
-    return math.ceil(most_bytes / _POCKET_BYTES)
+    return math.ceil(most_bytes / POCKET_BYTES)
 
 
 def _shape(size: int) -> tf.Tensor:
