@@ -45,7 +45,7 @@ _LEAST_STRETCH_BYTES = 1 << 20
 _ROOMS, _FEW_ROOMS = 4, 2        # the fewer where memory is limited
 _FENCES_BYTES = (1 << 14, 1 << 18)      # the larger where the smaller ones come from another allocator, as oneDNN's do
 _TRIES = 50
-POCKET_BYTES, _POCKET_FENCE_BYTES = 1 << 16, 1 << 10
+_POCKET_BYTES, _POCKET_FENCE_BYTES = 1 << 16, 1 << 10
 _MOST_POCKETS, _POCKETS_SHARE = 64, 0.01        # of what is not resident
 _POCKET_TRIES = 2000            # so many small pieces may be free elsewhere
 _END_PIECES = tuple(_LEAST_STRETCH_BYTES >> halvings for halvings in range(1, 13))      # down to a granule
@@ -80,10 +80,10 @@ class Places:
             return
         large = [tensor for tensor in batch if tensor_bytes(tensor) >= _LEAST_STRETCH_BYTES]
         self._batches = _batches_around(large, _variables(traced))
-        self._fences = [fence for tensor in batch if tensor_bytes(tensor) >= POCKET_BYTES
+        self._fences = [fence for tensor in batch if tensor_bytes(tensor) >= _POCKET_BYTES
                         for fence in self._device.rooms(in_granules(tensor_bytes(tensor)))]
         self._fences += self._device.pockets()
-        self._constants = self._device.held(size for size in constant_sizes(traced) if size >= POCKET_BYTES)
+        self._constants = self._device.held(size for size in constant_sizes(traced) if size >= _POCKET_BYTES)
         self._learn(plan_from_order(graph, graph.order))
 
     @property
@@ -170,7 +170,7 @@ class Device:
         found, held = list(known), []
 
         def allocate(size: int) -> tf.Tensor:
-            tensor, taken_bytes = self.served(size)
+            tensor, taken_bytes = self._served(size)
             if taken_bytes > 0:         # small tensors may come from another allocator
                 found.append((address_of(tensor), taken_bytes))
             return tensor
@@ -205,7 +205,7 @@ class Device:
         """
         ends: list[tuple[int, int]] = []
         for size in (size for size in _END_PIECES for _ in range(_ASKED_EACH)):
-            tensor, taken_bytes = self.served(size)
+            tensor, taken_bytes = self._served(size)
             if taken_bytes <= 0:            # small tensors may come from another allocator
                 break
             held.append(tensor)
@@ -222,7 +222,7 @@ class Device:
         free_bytes = left_bytes = self._left_bytes
         with contextlib.suppress(OutOfMemory):
             while left_bytes > (1 - _SWEPT_SHARE) * free_bytes:
-                tensor, taken_bytes = self.served(int(max(GRANULE_BYTES, left_bytes / _MOST_FRAGMENTS)))
+                tensor, taken_bytes = self._served(int(max(GRANULE_BYTES, left_bytes / _MOST_FRAGMENTS)))
                 if taken_bytes <= 0:
                     break
                 held.append(tensor)
@@ -234,7 +234,7 @@ class Device:
         """Sets some rooms of this size apart, for batches; the tensors that keep them so."""
         with contextlib.suppress(OutOfMemory):
             self.begin()
-            fence_bytes = next((tried for tried in _FENCES_BYTES if self.served(tried)[1] > 0), max(_FENCES_BYTES))
+            fence_bytes = next((tried for tried in _FENCES_BYTES if self._served(tried)[1] > 0), max(_FENCES_BYTES))
             return self._fences(size, fence_bytes, _FEW_ROOMS if measure.is_limited() else _ROOMS, _TRIES)
         return []
 
@@ -247,13 +247,13 @@ class Device:
                 held.append(self.allocate(size))
         return held
 
-    def pockets(self, least: int = 0) -> list[tf.Tensor]:
-        """Sets pockets apart for the small values of a step, at least so many; the tensors that keep them so."""
+    def pockets(self) -> list[tf.Tensor]:
+        """Sets pockets apart for the small values of a step; the tensors that keep them so."""
         with contextlib.suppress(OutOfMemory):
             self.begin()
-            if self.served(_POCKET_FENCE_BYTES)[1] > 0:        # else small values come from another allocator
-                number = min(_pockets_needed(self._graph), _MOST_POCKETS, int(_POCKETS_SHARE * self._most_bytes / POCKET_BYTES))
-                return self._fences(POCKET_BYTES, _POCKET_FENCE_BYTES, max(least, number), _POCKET_TRIES)
+            if self._served(_POCKET_FENCE_BYTES)[1] > 0:        # else small values come from another allocator
+                number = min(_pockets_needed(self._graph), _MOST_POCKETS, int(_POCKETS_SHARE * self._most_bytes / _POCKET_BYTES))
+                return self._fences(_POCKET_BYTES, _POCKET_FENCE_BYTES, number, _POCKET_TRIES)
         return []
 
     def _fences(self, size: int, fence_bytes: int, rooms: int, tries: int) -> list[tf.Tensor]:
@@ -263,7 +263,7 @@ class Device:
             for _ in range(rooms + _TRIES):
                 if len(fences) > rooms:
                     break
-                room, taken_bytes = self.served(size)
+                room, taken_bytes = self._served(size)
                 others.append(room)
                 if taken_bytes != size:
                     continue
@@ -275,7 +275,7 @@ class Device:
                     others.append(fence)
         return fences
 
-    def served(self, size: int) -> tuple[tf.Tensor, int]:
+    def _served(self, size: int) -> tuple[tf.Tensor, int]:
         """A tensor of so many bytes, and the bytes of the chunk that it was given."""
         held_bytes = measured_memory()[0]
         tensor = self.allocate(size)
@@ -350,7 +350,7 @@ def _pockets_needed(graph: Graph) -> int:
 
     def allocate(size: int) -> int:
         nonlocal held_bytes, most_bytes
-        taken_bytes = 1 << (size - 1).bit_length() if size <= POCKET_BYTES else 0
+        taken_bytes = 1 << (size - 1).bit_length() if size <= _POCKET_BYTES else 0
         held_bytes += taken_bytes
         most_bytes = max(most_bytes, held_bytes)
         return taken_bytes
@@ -359,7 +359,7 @@ def _pockets_needed(graph: Graph) -> int:
         nonlocal held_bytes
         held_bytes -= taken_bytes
     Requests(graph, plan_from_order(graph, graph.order)).play(allocate, release)
-    return math.ceil(most_bytes / POCKET_BYTES)
+    return math.ceil(most_bytes / _POCKET_BYTES)
 
 
 def _shape(size: int) -> tf.Tensor:
