@@ -43,7 +43,7 @@ def missed_bytes(graph: Graph, plan: Plan, layout: Layout, cache_bytes: int, blo
         in_price = sum(size for _, size in touched) > cache_bytes
         for address, size in touched:
             last = (address + max(size, 1) - 1) // block_bytes
-            for block in range(max(address // block_bytes, last - blocks), last + 1):
+            for block in range(max(address // block_bytes, last - blocks + 1), last + 1):
                 if block in cached:
                     cached.move_to_end(block)
                     continue

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import checkmate_tf
 from budgets import in_a_process_of_its_own
 from checkmate_tf import planning, rounds
 from checkmate_tf.bridge import measure
@@ -211,3 +212,19 @@ def constants_have_their_place():
     measure.reset_peak()
     run(x)
     assert measure.measured_memory()[1] - held_bytes <= placed_bytes + MIB // 16       # not priced, so written into in place
+
+
+def test_a_trained_step_has_its_constants_once():
+    in_a_process_of_its_own(__name__, "constants_are_there_once")
+
+
+def constants_are_there_once():
+    """The model's is of 4 MiB. After training nothing is left of what lay in its place while the step was planned."""
+    constant = np.random.default_rng(0).normal(size=(1024, 1024)).astype(np.float32)
+    model = keras.Sequential([keras.layers.Input((1024,)), keras.layers.Lambda(lambda x: tf.matmul(x, constant)), keras.layers.Dense(4)])
+    model.compile("sgd", "mse")
+    checkmate_tf.compile(model, "1GB", verbose=0)
+    x, y = np.zeros((8, 1024), np.float32), np.zeros((8, 4), np.float32)
+    before_bytes = measure.measured_memory()[0]
+    model.fit(x, y, batch_size=8, verbose=0)
+    assert constant.nbytes <= measure.measured_memory()[0] - before_bytes < 1.5 * constant.nbytes
