@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from checkmate_tf.bridge import measure, private
-from checkmate_tf.bridge.rehearse import Device, OutOfMemory
+from checkmate_tf.bridge.rehearse import Device, OutOfMemory, layout_of
 from checkmate_tf.bridge.variables import evacuated
 from checkmate_tf.bridge.writes import movable
 from checkmate_tf.ir.graph import Graph
-from checkmate_tf.ir.placement import WORTH_SPLITTING_BYTES, Layout, place
+from checkmate_tf.ir.placement import WORTH_SPLITTING_BYTES, place
 from checkmate_tf.ir.plan import Plan, plan_from_order
 from checkmate_tf.ir.simulate import keep_all_timeline
 from checkmate_tf.ir.units import in_granules
@@ -55,7 +55,7 @@ def compact(graph: Graph, captures: Sequence[tf.Tensor], batch_bytes: int = 0) -
 
 def _gain_bytes(graph: Graph, keep: Plan, stretches: Sequence[Stretch]) -> int:
     """By how much a step takes more in these stretches than in one that has room for it all."""
-    in_these, in_one = (place(graph, keep, Layout(stretches=tuple(free))).peak_bytes for free in (
+    in_these, in_one = (place(graph, keep, layout_of(free)).peak_bytes for free in (
         stretches, [(0, in_granules(2 * sum(value.bytes for value in graph.values)))]))
     return in_these - in_one
 

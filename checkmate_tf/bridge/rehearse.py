@@ -133,13 +133,13 @@ class Places:
     def look_again(self, plan: Plan) -> None:
         """Forgets where memory was free and looks again, with the requests of this plan: steps have run since."""
         if self._device is not None:
-            self._layouts = [Layout(stretches=())]
+            self._layouts = [layout_of(())]
             self._learn(plan)
 
     def _learn(self, plan: Plan) -> None:
         now = self._device.stretches(plan, self._layouts[0].stretches or ())
         later = joined((*now, *self._batches))
-        self._layouts = [Layout(stretches=stretches) for stretches in dict.fromkeys((now, later))]
+        self._layouts = [layout_of(stretches) for stretches in dict.fromkeys((now, later))]
 
 
 class Device:
@@ -305,6 +305,11 @@ class Device:
     def release(self, tensor: tf.Tensor) -> None:
         """Counts the tensor as gone; it goes when its last reference does."""
         self._left_bytes += tensor.shape.num_elements()
+
+
+def layout_of(stretches: Sequence[tuple[int, int]]) -> Layout:
+    """What this device's allocator finds, with these stretches of memory free."""
+    return Layout(stretches=tuple(stretches), small_bytes=measure.least_told_bytes())
 
 
 def claim() -> None:

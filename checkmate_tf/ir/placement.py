@@ -17,6 +17,7 @@ tests compare with a naive map of bytes, and with the real allocator.
 """
 
 import bisect
+import collections
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -52,11 +53,12 @@ class Allocator:
     """Chunks by address. `held_bytes` counts whole chunks; `peak_bytes` is their most since it was last set.
 
     stretches: (address, bytes) of memory that is there already and free, each bounded by something that stays
+    small_bytes: requests of fewer bytes are served elsewhere, as by oneDNN's allocator; they count, and lie in nobody's way
 
     A request for which the limit leaves no room is served nevertheless, from memory of just that size; all of that is `lent_bytes`.
     """
 
-    def __init__(self, limit_bytes: int = UNLIMITED_BYTES, stretches: Sequence[tuple[int, int]] = ()):
+    def __init__(self, limit_bytes: int = UNLIMITED_BYTES, stretches: Sequence[tuple[int, int]] = (), small_bytes: int = 0):
         self.held_bytes = self.peak_bytes = self.region_bytes = self.lent_bytes = self.served_from_lent_bytes = 0
         self._first_lent = UNLIMITED_BYTES
         self._limit_bytes, self._next_region_bytes = limit_bytes, min(limit_bytes, FIRST_REGION_BYTES)
@@ -66,6 +68,8 @@ class Allocator:
         self._free: list[tuple[int, int]] = []          # (size, address), ascending
         self._is_free: set[int] = set()
         self._end = 0
+        self._small_bytes, self._least_address = small_bytes, 0
+        self._free_elsewhere: dict[int, list[int]] = collections.defaultdict(list)       # negative addresses by size
         for address, size in stretches:
             self._link(address, size, None, None)
             self.region_bytes += size
@@ -74,8 +78,11 @@ class Allocator:
             self._next_region_bytes *= 2
 
     def allocate(self, size: int) -> int:
-        """The address of a chunk of at least this size."""
+        """The address of a chunk of at least this size; negative where small requests are served."""
+        is_small = size < self._small_bytes
         size = max(GRANULE_BYTES, in_granules(size))
+        if is_small:
+            return self._allocate_elsewhere(size)
         place = bisect.bisect_left(self._free, (size, -1))
         if place == len(self._free):
             self._extend(size)
@@ -85,15 +92,17 @@ class Allocator:
         if chunk >= 2 * size or chunk - size >= WORTH_SPLITTING_BYTES:
             self._link(address + size, chunk - size, address, self._after[address])
             self._size[address] = chunk = size
-        self.held_bytes += chunk
         if address >= self._first_lent:
             self.served_from_lent_bytes += chunk
-        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+        self._hold(chunk)
         return address
 
     def release(self, address: int) -> None:
         """Gives a chunk back."""
         self.held_bytes -= self._size[address]
+        if address < 0:
+            self._free_elsewhere[self._size[address]].append(address)
+            return
         after, before = self._after[address], self._before[address]
         if after in self._is_free:
             self._unfree(after)
@@ -104,6 +113,18 @@ class Allocator:
             address = before
         self._is_free.add(address)
         bisect.insort(self._free, (self._size[address], address))
+
+    def _allocate_elsewhere(self, size: int) -> int:
+        self._hold(size)
+        if self._free_elsewhere[size]:
+            return self._free_elsewhere[size].pop()
+        self._least_address -= size
+        self._size[self._least_address] = size
+        return self._least_address
+
+    def _hold(self, size: int) -> None:
+        self.held_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
 
     def _extend(self, size: int) -> None:
         room = (self._limit_bytes - self.region_bytes) // GRANULE_BYTES * GRANULE_BYTES
@@ -150,16 +171,17 @@ class Allocator:
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """What is free when a step begins: what residents of these sizes have left of an empty device, or, where the device
-    has been asked, these stretches (address, bytes)."""
+    has been asked, these stretches (address, bytes), in which requests below `small_bytes` do not lie."""
 
     resident_sizes: tuple[int, ...] = ()
     stretches: tuple[tuple[int, int], ...] | None = None
+    small_bytes: int = 0
 
     def allocator(self, limit_bytes: int = UNLIMITED_BYTES) -> Allocator:
         """An allocator in this state. The limit counts the residents, or what lies in the stretches alone."""
         if self.stretches is not None:
-            return Allocator(limit_bytes, self.stretches)
-        memory = Allocator(limit_bytes)
+            return Allocator(limit_bytes, self.stretches, self.small_bytes)
+        memory = Allocator(limit_bytes, small_bytes=self.small_bytes)
         for size in self.resident_sizes:
             temporary = memory.allocate(size)
             memory.allocate(size)

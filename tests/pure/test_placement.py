@@ -223,3 +223,16 @@ def test_a_value_in_pieces_finds_room_where_as_one_it_would_not():
     layout = Layout(stretches=((0, 4 << 10), (8 << 10, 4 << 10)))
     regions = [place(graph, plan_from_order(graph, graph.order), layout).region_bytes for graph in (whole, pieces)]
     assert regions[0] > regions[1] == 8 << 10
+
+
+def test_small_requests_may_lie_in_nobodys_way():
+    """Two free stretches, of 8 and 6 KiB, one small value that stays and then one of 6 KiB: if the small one came first to the smaller
+    stretch, the large one would take all 8 KiB."""
+    builder = GraphBuilder()
+    values = [builder.op("small", bytes=256), builder.op("large", bytes=6 << 10)]
+    builder.op("sum", values, bytes=0)
+    graph = builder.build()
+    stretches = ((0, 8 << 10), (16 << 10, 6 << 10))
+    peaks = [place(graph, plan_from_order(graph, graph.order), Layout(stretches=stretches, small_bytes=small)).peak_bytes
+             for small in (0, 256, 257)]
+    assert peaks == [256 + (8 << 10), 256 + (8 << 10), 256 + (6 << 10)]

@@ -13,7 +13,7 @@ from checkmate_tf import planning, rounds
 from checkmate_tf.bridge import measure
 from checkmate_tf.bridge.emit import emit
 from checkmate_tf.bridge.extract import extract
-from checkmate_tf.bridge.rehearse import Device, Places, address_of
+from checkmate_tf.bridge.rehearse import Device, Places, address_of, layout_of
 from checkmate_tf.bridge.trace import trace
 from checkmate_tf.ir.graph import GraphBuilder
 from checkmate_tf.ir.placement import Layout, joined, place
@@ -55,7 +55,7 @@ def test_placed_on_paper_every_plan_takes_what_it_takes_on_the_device():
     prepared, _ = _prepared()
     graph, device = prepared.graph, Device(prepared.graph)
     keep = plan_from_order(graph, graph.order)
-    layout = Layout(stretches=device.stretches(keep))
+    layout = layout_of(device.stretches(keep))
     choices = random.Random(0)
     for share in (0.9, 0.8, 0.7):
         budget = prepared.residents.total + int(share * (prepared.base.peak_bytes - prepared.residents.total))
