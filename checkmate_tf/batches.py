@@ -146,9 +146,9 @@ def _carried(family: Family, batch_size: int, most: int, solution: Solution, bud
         graph = family.graph(size)
         plan = plan_from_order(graph, order)
         base = keep_all_timeline(graph)
+        kept = {name: told for name, told in solution.stats.items() if name not in rounds.DETAILS}
         return dataclasses.replace(solution, plan=plan, timeline=simulate(graph, plan), base=base, status=Status.FEASIBLE,
-                                   bound_seconds=base.seconds, stats={
-                                       **solution.stats, "placed_peak_bytes": family.peak_bytes(size, order)})
+                                   bound_seconds=base.seconds, stats={**kept, "placed_peak_bytes": family.peak_bytes(size, order)})
 
     def fits(size: int) -> bool:
         if [op.name for op in family.graph(size).ops] != names:  # a step of other ops, to which the order says nothing
@@ -270,6 +270,7 @@ def _moved(solution: Solution, graph: Graph, prepared: Prepared, budget_bytes: i
     if placed_bytes > budget_bytes:
         return None
     timeline = simulate(prepared.graph, plan)
-    return dataclasses.replace(solution, plan=plan, timeline=timeline, base=prepared.base, budget_bytes=budget_bytes,
-                               bound_seconds=min(max(solution.bound_seconds, prepared.base.seconds), timeline.seconds),
-                               stats={**solution.stats, "placed_peak_bytes": placed_bytes})
+    return rounds.with_details(prepared, dataclasses.replace(
+        solution, plan=plan, timeline=timeline, base=prepared.base, budget_bytes=budget_bytes,
+        bound_seconds=min(max(solution.bound_seconds, prepared.base.seconds), timeline.seconds),
+        stats={**solution.stats, "placed_peak_bytes": placed_bytes}))

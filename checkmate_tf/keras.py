@@ -170,7 +170,7 @@ class PlannedSteps(abc.ABC):
             if isinstance(self.settings.budget, float) and prepared.base.peak_bytes > step.prepared.base.peak_bytes:
                 continue
             carried = _carry(step, prepared)
-            if carried is not None and carried.peak_bytes <= carried.budget_bytes:
+            if carried is not None and max(carried.peak_bytes, carried.placed_peak_bytes) <= carried.budget_bytes:
                 return carried
         return None
 
@@ -397,9 +397,11 @@ def _carry(step: _Step, prepared: Prepared) -> Solution | None:
         plan = verify_plan(new, plan_from_order(new, [index_of[old.ops[op].name] for op in step.solution.plan.order]))
     except PlanError:
         return None
-    timeline = simulate(new, plan)
-    return dataclasses.replace(step.solution, plan=plan, timeline=timeline, base=prepared.base,
-                               bound_seconds=prepared.base.seconds, status=Status.FEASIBLE)
+    solution, timeline = step.solution, simulate(new, plan)
+    plan, placed_bytes = prepared.places.placed(plan, solution.budget_bytes)
+    return rounds.with_details(prepared, dataclasses.replace(
+        solution, plan=plan, timeline=timeline, base=prepared.base, bound_seconds=prepared.base.seconds, status=Status.FEASIBLE,
+        stats={**solution.stats, "placed_peak_bytes": placed_bytes}))
 
 
 def _by_name(op) -> str:

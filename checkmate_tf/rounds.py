@@ -63,12 +63,18 @@ def solve_within(prepared: Prepared, budget_bytes: int, solver: Solver, limits: 
     again. `stats` says what is held at the peak, and what extra time is expected. Raises InfeasibleBudgetError without any plan.
     """
     solution = _solved_or_known(prepared, budget_bytes, solver, limits, report, surplus_bytes, before, known)
-    solution = _for_budget(prepared.graph, solution, budget_bytes, limits)
-    told: dict[str, object] = {key: _largest_at_peak(prepared.graph, plan, timeline) for key, plan, timeline in (
-        ("held_at_peak", solution.plan, solution.timeline),
-        ("held_at_base_peak", plan_from_order(prepared.graph, prepared.graph.order), solution.base))}
-    told["expected_overhead"] = _expected_overhead(prepared, solution)
-    return dataclasses.replace(solution, stats={**solution.stats, **told})
+    return with_details(prepared, _for_budget(prepared.graph, solution, budget_bytes, limits))
+
+
+DETAILS = ("held_at_peak", "held_at_base_peak", "expected_overhead")
+
+
+def with_details(prepared: Prepared, solution: Solution) -> Solution:
+    """The solution with what `stats` says beyond the solver: what is held at its peaks, and the extra time expected of it here."""
+    graph = prepared.graph
+    found = (_largest_at_peak(graph, solution.plan, solution.timeline),
+             _largest_at_peak(graph, plan_from_order(graph, graph.order), solution.base), _expected_overhead(prepared, solution))
+    return dataclasses.replace(solution, stats={**solution.stats, **dict(zip(DETAILS, found))})
 
 
 def _expected_overhead(prepared: Prepared, solution: Solution) -> float:
@@ -227,9 +233,9 @@ def _cheapest_known(prepared: Prepared, known: Sequence[Solution], limit_bytes: 
     """Of these, the cheapest that fits as values come to lie now."""
     for solution in sorted(known, key=lambda solution: solution.seconds):
         if solution.peak_bytes <= limit_bytes:
-            placed_bytes = prepared.places.placed_bytes(solution.plan, limit_bytes)
+            plan, placed_bytes = prepared.places.placed(plan_from_order(prepared.graph, solution.plan.order), limit_bytes)
             if placed_bytes <= limit_bytes:
-                return dataclasses.replace(solution, stats={**solution.stats, "placed_peak_bytes": placed_bytes})
+                return dataclasses.replace(solution, plan=plan, stats={**solution.stats, "placed_peak_bytes": placed_bytes})
     return None
 
 
@@ -261,8 +267,7 @@ def _best_placed(prepared: Prepared, solution: Solution, orders: Sequence[tuple[
     comes closest if none does; and what the solution itself takes."""
     best, cheapest_bytes = None, None
     for order in [solution.plan.order, *reversed(orders)][:_MOST_PLACED]:
-        plan = plan_from_order(prepared.graph, order)
-        placed_bytes = prepared.places.placed_bytes(plan, limit_bytes)
+        plan, placed_bytes = prepared.places.placed(plan_from_order(prepared.graph, order), limit_bytes)
         cheapest_bytes = placed_bytes if cheapest_bytes is None else cheapest_bytes
         if best is None or placed_bytes < best.placed_peak_bytes:
             best = dataclasses.replace(solution, plan=plan, timeline=simulate(prepared.graph, plan),
@@ -279,7 +284,7 @@ def _repaired(prepared: Prepared, solution: Solution, limit_bytes: int, seconds:
     if solution.placed_peak_bytes <= limit_bytes:
         return solution
     graph = prepared.graph
-    placed = functools.partial(prepared.places.placed_bytes, limit_bytes=limit_bytes)
+    placed = functools.partial(prepared.places.placed, limit_bytes=limit_bytes)
     plan, placed_bytes = repaired(graph, solution.plan.order, placed, limit_bytes, seconds, seed)
     if placed_bytes >= solution.placed_peak_bytes:
         return solution

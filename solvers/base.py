@@ -207,7 +207,8 @@ class Solution:
         if self.plan is None:
             raise PlanError("A solution without a plan cannot be saved.")
         steps = [step.op if isinstance(step, Compute) else -1 - step.value for step in self.plan.steps]
-        fields = {"format": _FORMAT, "graph_key": self.plan.graph_key, "steps": steps, "makers": self.plan.makers,
+        fields = {"format": _FORMAT, "graph_key": self.plan.graph_key, "steps": steps, "fillers": self.plan.fillers,
+                  "makers": self.plan.makers,
                   "timeline": dataclasses.asdict(self.timeline), "base": dataclasses.asdict(self.base), "status": self.status.value,
                   "stopped_by": self.stopped_by.value, "stats": dict(self.stats)}
         for name in _PLAIN_FIELDS:
@@ -223,7 +224,8 @@ class Solution:
                 raise ValueError(f"format {fields['format']!r} instead of {_FORMAT!r}")
             steps = tuple(Compute(step) if step >= 0 else Free(-1 - step) for step in fields["steps"])
             return cls(status=Status(fields["status"]), stopped_by=StoppedBy(fields["stopped_by"]),
-                       plan=Plan(steps, fields["graph_key"], tuple(fields.get("makers", ()))), timeline=_timeline(fields["timeline"]),
+                       plan=Plan(steps, fields["graph_key"], tuple(map(tuple, fields.get("fillers", ()))),
+                                 tuple(fields.get("makers", ()))), timeline=_timeline(fields["timeline"]),
                        base=_timeline(fields["base"]), stats=fields["stats"], **{name: fields[name] for name in _PLAIN_FIELDS})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise PlanError(f"A plan file must be one that Solution.save wrote. Received: {path} "

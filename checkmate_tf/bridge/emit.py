@@ -18,6 +18,7 @@ until then. In plain Keras up to 32 turns do. Here it is as many as there is roo
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -32,6 +33,7 @@ from checkmate_tf.bridge.trace import GraphDef, Traced, flatten_batch, import_fu
 from checkmate_tf.ir.graph import Graph, Op
 from checkmate_tf.ir.plan import Compute, Plan
 from checkmate_tf.ir.simulate import Timeline, simulate
+from checkmate_tf.ir.units import GRANULE_BYTES
 from checkmate_tf.ir.verify import verify_plan
 
 # An op with this attribute is not run once and for all when the function is made, with a result that stays; as a list of
@@ -39,6 +41,7 @@ from checkmate_tf.ir.verify import verify_plan
 _UNFOLDED = "_scoped_allocator"
 RECOMPUTED = "/recompute_"
 FREE = "checkmate_tf_free_"
+FILLER = "checkmate_tf_filler_"
 FREED_BYTES = 1 << 14
 _PLENTY = 0.3                    # of what is not resident at the peak, left over: enough for computations to run at once; with a
                                  # tenth, peaks came out above the budget
@@ -75,14 +78,17 @@ def emit(traced: Traced, graph: Graph, plan: Plan, spare_bytes: float = 0) -> Em
     loose = _loose(graph, timeline)
     writer = _Writer(traced)
     window = _Window(graph, timeline, spare_bytes)
+    fillers = {} if is_plenty(graph, timeline, spare_bytes) else dict(plan.fillers)
+    numbers = itertools.count()
     for position, step in enumerate(plan.steps):
         if isinstance(step, Compute):
-            op = graph.ops[step.op]
+            op, filler_bytes = graph.ops[step.op], fillers.get(next(numbers), 0)
             room_bytes = spare_bytes + timeline.peak_bytes - timeline.live_bytes[position]
             done = None if op.index in loose else window.done_before(op, position)
             before = {*op.after, *(reader for value in op.overwrites for reader in graph.consumers[value])} - {op.index}
             writer.compute(op.name, [graph.ops[other].name for other in sorted(before)], done,
-                           LEAST_TURNS + room_bytes // max(1, op.scratch_bytes), of_constants=not op.inputs and op.once is None)
+                           LEAST_TURNS + room_bytes // max(1, op.scratch_bytes), of_constants=not op.inputs and op.once is None,
+                           filler_bytes=filler_bytes)
         elif graph.values[step.value].bytes >= FREED_BYTES:
             value = graph.values[step.value]
             writer.free(graph.ops[value.producer].name, value.port)
@@ -155,14 +161,17 @@ class _Writer:
         self._frees: list[str] = []
 
     def ends(self) -> list[str]:
-        """The nodes that nothing waits for."""
+        """The nodes that nothing waits for, when all are there."""
+        self._free_nodes(is_waited_for=False)
         waited_for = {tensor_name(name.lstrip("^"))[0] for node in self.graph_def.node for name in node.input}
         return [name for name in (*self.waits, *self._frees) if name not in waited_for]
 
-    def compute(self, name: str, before: Sequence[str], done: int | None, most_turns: float, of_constants: bool) -> None:
+    def compute(self, name: str, before: Sequence[str], done: int | None, most_turns: float, of_constants: bool,
+                filler_bytes: int = 0) -> None:
         """One more run of this op; of a loop, with at most so many turns at a time.
 
-        before: ops that must have run; done: how many of the computations on the chain must have, None off the chain
+        before: ops that must have run; done: how many of the computations on the chain must have, None off the chain;
+        filler_bytes: to be held meanwhile
         """
         template = self._templates[name]
         inputs = [self.latest(other) for other in template.input if not is_control(other)]
@@ -172,8 +181,11 @@ class _Writer:
                  if done is None or self._place.get(other, done) >= done]
         # What the last of those that are done has waited for is not waited for again.
         chained = self._chain[self._done[done - 1]:done] if done else []
-        heads = self._free_nodes(is_waited_for=done == len(self._chain)) or chained
-        node = self._append(template, _run_name(name, run), [*inputs, *(f"^{other}" for other in dict.fromkeys((*waits, *heads)))])
+        heads = (self._free_nodes(is_waited_for=done == len(self._chain)) if done is not None else []) or chained
+        controls = [f"^{other}" for other in dict.fromkeys((*waits, *heads))]
+        if filler_bytes and done is not None:
+            controls.append(f"^{self._filler(filler_bytes, template.device, controls)}")
+        node = self._append(template, _run_name(name, run), [*inputs, *controls])
         self.waits[node.name] = (*waits, *chained)
         if done is not None:
             self._place[node.name] = len(self._chain)
@@ -184,6 +196,18 @@ class _Writer:
         if node.op in LOOPS:
             turns = node.attr["parallel_iterations"]
             turns.i = int(min(turns.i, MOST_TURNS, most_turns))
+
+    def _filler(self, size: int, device: str, controls: Sequence[str]) -> str:
+        """A node whose memory is held until what is computed next has run."""
+        name = f"{FILLER}{len(self.waits)}"
+        shape = self.graph_def.node.add(name=f"{name}/shape", op="Const")
+        shape.attr["dtype"].type = tf.int32.as_datatype_enum
+        shape.attr["value"].tensor.CopyFrom(tf.make_tensor_proto([size // GRANULE_BYTES, GRANULE_BYTES], tf.int32))
+        node = self.graph_def.node.add(name=name, op="Empty", device=device, input=[shape.name, *controls])
+        node.attr["dtype"].type, node.attr["init"].b = tf.uint8.as_datatype_enum, False
+        self._freed.append((f"{name}:0", tf.uint8))
+        self._has_freed = True
+        return name
 
     def free(self, name: str, port: int) -> None:
         """What is computed when all before has run waits until this value is gone, too.

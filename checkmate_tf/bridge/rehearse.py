@@ -27,6 +27,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from checkmate_tf.bridge import measure, private
@@ -34,8 +35,10 @@ from checkmate_tf.bridge.extract import constant_sizes
 from checkmate_tf.bridge.measure import measured_memory, reset_peak
 from checkmate_tf.bridge.price import tensor_bytes
 from checkmate_tf.bridge.trace import Traced
+from checkmate_tf.bridge.variables import aligned
+from checkmate_tf.ir.fillers import filled
 from checkmate_tf.ir.graph import Graph
-from checkmate_tf.ir.placement import (FIRST_REGION_BYTES, ROUNDS, UNLIMITED_BYTES, Layout, Requests, asked_by, joined, place)
+from checkmate_tf.ir.placement import (FIRST_REGION_BYTES, ROUNDS, UNLIMITED_BYTES, Layout, Requests, joined, place)
 from checkmate_tf.ir.plan import Plan, plan_from_order
 from checkmate_tf.ir.simulate import keep_all_timeline
 from checkmate_tf.ir.units import GRANULE_BYTES, in_granules
@@ -105,12 +108,25 @@ class Places:
             self._learn(plan)
         return max(rehearsed_bytes, paper_bytes)
 
+    def placed(self, plan: Plan, limit_bytes: int) -> tuple[Plan, int]:
+        """The plan and its peak as `placed_bytes` has it; where that is above the limit, with fillers, if those lower it."""
+        bare_bytes = self.placed_bytes(plan, limit_bytes)
+        if bare_bytes <= limit_bytes:
+            return plan, bare_bytes
+        with_fillers = filled(self._graph, plan, self.layout, self._paper_limit(self.layout))
+        if not with_fillers.fillers:
+            return plan, bare_bytes
+        filled_bytes = self.placed_bytes(with_fillers, limit_bytes)
+        return (with_fillers, filled_bytes) if filled_bytes < bare_bytes else (plan, bare_bytes)
+
+    def _paper_limit(self, layout: Layout) -> int:
+        is_limited = self._device is not None and measure.is_limited()
+        return sum(size for _, size in layout.stretches) if is_limited else UNLIMITED_BYTES
+
     def _on_paper(self, plan: Plan, layout: Layout) -> int:
         """The plan's peak in this layout; above what the device has by what is lacking there, where free memory lies in pieces too
         small."""
-        is_limited = self._device is not None and measure.is_limited()
-        limit_bytes = sum(size for _, size in layout.stretches) if is_limited else UNLIMITED_BYTES
-        placement = place(self._graph, plan, layout, limit_bytes)
+        placement = place(self._graph, plan, layout, self._paper_limit(layout))
         if not placement.lacking_bytes:
             return placement.peak_bytes
         # Of two plans that lack as much, the one that does so less often is nearer to one that fits.
@@ -147,9 +163,7 @@ class Device:
 
     def __init__(self, graph: Graph):
         self._graph = graph
-        sizes = {size for op in graph.ops for _, size in asked_by(graph, op)} | set(_END_PIECES)
-        # Made beforehand: made in between, they would lie in the way.
-        self._shapes = {size: _shape(size) for size in sizes}
+        self._shapes: dict[int, tf.Tensor] = {}
         self._left_bytes = math.inf
         self._most_bytes = keep_all_timeline(graph).peak_bytes - graph.resident_bytes
 
@@ -170,7 +184,7 @@ class Device:
         found, held = list(known), []
 
         def allocate(size: int) -> tf.Tensor:
-            tensor, taken_bytes = self._served(size)
+            tensor, taken_bytes = self.served(size)
             if taken_bytes > 0:         # small tensors may come from another allocator
                 found.append((address_of(tensor), taken_bytes))
             return tensor
@@ -205,7 +219,7 @@ class Device:
         """
         ends: list[tuple[int, int]] = []
         for size in (size for size in _END_PIECES for _ in range(_ASKED_EACH)):
-            tensor, taken_bytes = self._served(size)
+            tensor, taken_bytes = self.served(size)
             if taken_bytes <= 0:            # small tensors may come from another allocator
                 break
             held.append(tensor)
@@ -222,7 +236,7 @@ class Device:
         free_bytes = left_bytes = self._left_bytes
         with contextlib.suppress(OutOfMemory):
             while left_bytes > (1 - _SWEPT_SHARE) * free_bytes:
-                tensor, taken_bytes = self._served(int(max(GRANULE_BYTES, left_bytes / _MOST_FRAGMENTS)))
+                tensor, taken_bytes = self.served(int(max(GRANULE_BYTES, left_bytes / _MOST_FRAGMENTS)))
                 if taken_bytes <= 0:
                     break
                 held.append(tensor)
@@ -234,7 +248,7 @@ class Device:
         """Sets some rooms of this size apart, for batches; the tensors that keep them so."""
         with contextlib.suppress(OutOfMemory):
             self.begin()
-            fence_bytes = next((tried for tried in _FENCES_BYTES if self._served(tried)[1] > 0), max(_FENCES_BYTES))
+            fence_bytes = next((tried for tried in _FENCES_BYTES if self.served(tried)[1] > 0), max(_FENCES_BYTES))
             return self._fences(size, fence_bytes, _FEW_ROOMS if measure.is_limited() else _ROOMS, _TRIES)
         return []
 
@@ -251,7 +265,7 @@ class Device:
         """Sets pockets apart for the small values of a step; the tensors that keep them so."""
         with contextlib.suppress(OutOfMemory):
             self.begin()
-            if self._served(_POCKET_FENCE_BYTES)[1] > 0:        # else small values come from another allocator
+            if self.served(_POCKET_FENCE_BYTES)[1] > 0:        # else small values come from another allocator
                 number = min(_pockets_needed(self._graph), _MOST_POCKETS, int(_POCKETS_SHARE * self._most_bytes / _POCKET_BYTES))
                 return self._fences(_POCKET_BYTES, _POCKET_FENCE_BYTES, number, _POCKET_TRIES)
         return []
@@ -263,7 +277,7 @@ class Device:
             for _ in range(rooms + _TRIES):
                 if len(fences) > rooms:
                     break
-                room, taken_bytes = self._served(size)
+                room, taken_bytes = self.served(size)
                 others.append(room)
                 if taken_bytes != size:
                     continue
@@ -275,7 +289,7 @@ class Device:
                     others.append(fence)
         return fences
 
-    def _served(self, size: int) -> tuple[tf.Tensor, int]:
+    def served(self, size: int) -> tuple[tf.Tensor, int]:
         """A tensor of so many bytes, and the bytes of the chunk that it was given."""
         held_bytes = measured_memory()[0]
         tensor = self.allocate(size)
@@ -294,7 +308,7 @@ class Device:
             raise OutOfMemory
         shape = self._shapes.get(size)
         if shape is None:
-            shape = _shape(size)
+            shape = self._shapes[size] = _shape(size)
         try:
             tensor = tf.raw_ops.Empty(shape=shape, dtype=tf.uint8)
         except tf.errors.ResourceExhaustedError as error:
@@ -368,8 +382,9 @@ def _pockets_needed(graph: Graph) -> int:
 
 
 def _shape(size: int) -> tf.Tensor:
-    """Of a tensor of bytes: two dimensions, since one would end at 2 GiB."""
-    return tf.constant([in_granules(size) // GRANULE_BYTES, GRANULE_BYTES])
+    """Of a tensor of bytes: two dimensions, since one would end at 2 GiB. On the device it would lie in the way."""
+    shape = aligned(np.array([in_granules(size) // GRANULE_BYTES, GRANULE_BYTES], np.int32))
+    return tf.experimental.dlpack.from_dlpack(shape.__dlpack__())
 
 
 def _belongs(address: int, taken: Iterable[tuple[int, int]], now: Iterable[tuple[int, int]]) -> bool:

@@ -33,7 +33,11 @@ def _read(handle: tf.Tensor) -> tf.Tensor:
 
 def host_copy(tensor: tf.Tensor) -> np.ndarray:
     """The tensor's value in host memory, where `from_host` can use it."""
-    value = tensor.numpy()
+    return aligned(tensor.numpy())
+
+
+def aligned(value: np.ndarray) -> np.ndarray:
+    """A copy of the array where `from_host` can use it."""
     memory = np.empty(value.nbytes + _ALIGNED_BYTES, np.uint8)
     start = -memory.ctypes.data % _ALIGNED_BYTES
     copy = memory[start:start + value.nbytes].view(value.dtype).reshape(value.shape)

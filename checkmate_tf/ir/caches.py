@@ -9,6 +9,7 @@ What is resident is left out: every plan reads it about as often.
 """
 
 import collections
+import dataclasses
 import math
 
 from checkmate_tf.ir.graph import Graph
@@ -26,7 +27,7 @@ def missed_bytes(graph: Graph, plan: Plan, layout: Layout, cache_bytes: int, blo
     """
     if cache_bytes <= 0:
         return 0
-    memory, requests = layout.allocator(), Requests(graph, plan)
+    memory, requests = layout.allocator(), Requests(graph, dataclasses.replace(plan, fillers=()))      # nobody touches those
     block_bytes = max(1, cache_bytes // blocks)
     cached: collections.OrderedDict[int, None] = collections.OrderedDict()
     made: list[tuple[int, int]] = []

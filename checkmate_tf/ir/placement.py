@@ -35,6 +35,7 @@ _MOST_PIECES = 64
 ROUNDS = 2                      # a second step finds what the first one has left
 Held = TypeVar("Held")
 _ASK, _RETURN, _TAKE_OVER, _COMPUTE = range(4)
+_FILLER = -1 << 40            # other negative numbers are scratch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +114,20 @@ class Allocator:
             address = before
         self._is_free.add(address)
         bisect.insort(self._free, (self._size[address], address))
+
+    def filler_for(self, size: int) -> int:
+        """The bytes that, if they are taken first, leave a chunk of exactly this size for a request that else would be handed more. 0
+        where it would not, or where another chunk would serve them."""
+        size = in_granules(size)
+        place = bisect.bisect_left(self._free, (size, -1))
+        if place == len(self._free):
+            return 0
+        chunk, _ = self._free[place]
+        rest = chunk - size
+        is_cut = chunk >= 2 * size or rest >= WORTH_SPLITTING_BYTES
+        if is_cut or rest < max(1, self._small_bytes) or bisect.bisect_left(self._free, (rest, -1)) != place:
+            return 0
+        return rest
 
     def _allocate_elsewhere(self, size: int) -> int:
         self._hold(size)
@@ -228,19 +243,24 @@ def smallest_limit(graph: Graph, plan: Plan, layout: Layout = Layout(), within_b
 
 class Requests:
     """What a plan asks of an allocator, in order: outputs and scratch as their op asks for them, frees as they come; an output
-    that takes over an input's memory asks for nothing. Of a value in many pieces some stand for all."""
+    that takes over an input's memory asks for nothing. Of a value in many pieces some stand for all. Fillers come before what their
+    computation asks for, and go after it."""
 
     def __init__(self, graph: Graph, plan: Plan):
         self._graph = graph
         asked_by_op: dict[int, list[tuple[int, int]]] = {}
         # What is done; to which value or scratch, or the op; and bytes, the value taken over, or how many outputs took over one.
         self._steps: list[tuple[int, int, int]] = []
+        fillers, computed = dict(plan.fillers), 0
         for position, step in enumerate(plan.steps):
             if not isinstance(step, Compute):
                 if graph.values[step.value].bytes:
                     self._steps.append((_RETURN, step.value, 0))
                 continue
-            op = graph.ops[step.op]
+            op, filler = graph.ops[step.op], fillers.get(computed)
+            computed += 1
+            if filler:
+                self._steps.append((_ASK, _FILLER, filler))
             if op.index not in asked_by_op:
                 asked_by_op[op.index] = asked_by(graph, op)
             asked = asked_by_op[op.index]
@@ -250,6 +270,8 @@ class Requests:
                 asked = [(held, size) for held, size in asked if held != op.outputs[0]]
             self._steps += [(_ASK if size else _RETURN, held, size) for held, size in asked]
             self._steps.append((_COMPUTE, op.index, 0 if taken_over is None else 1))
+            if filler:
+                self._steps.append((_RETURN, _FILLER, 0))
 
     def play(self, allocate: Callable[[int], Held], release: Callable[[Held], object],
              compute: Callable[[list[Held]], object] | None = None) -> None:

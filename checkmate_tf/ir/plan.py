@@ -31,12 +31,15 @@ class Free:
 class Plan:
     """Steps in order, for the graph whose key is `graph_key` and for no other.
 
+    fillers: (number of a computation, bytes) in order: so much memory is taken before that and given back after it, so that the
+        allocator has a chunk of just the size of what it makes (`ir/fillers.py`)
     makers: for each value the op that makes it, -1 where it takes no bytes; what draws a plan without its graph asks
         for it, and a plan is the same plan without
     """
 
     steps: tuple[Compute | Free, ...]
     graph_key: str
+    fillers: tuple[tuple[int, int], ...] = ()
     makers: tuple[int, ...] = dataclasses.field(default=(), compare=False)
 
     @functools.cached_property
@@ -78,7 +81,7 @@ def plan_from_order(graph: Graph, order: Sequence[int]) -> Plan:
         steps.append(Compute(op))
         steps.extend(Free(value) for value in frees_after[position])
     makers = tuple(value.producer if value.bytes else -1 for value in graph.values)
-    return Plan(tuple(steps), graph.key, makers)
+    return Plan(tuple(steps), graph.key, makers=makers)
 
 
 def pretty(graph: Graph, plan: Plan) -> str:

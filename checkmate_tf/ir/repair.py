@@ -22,14 +22,17 @@ _FARTHEST = 200
 _PACE_SHARE, _PACE_TRIES = 0.2, 200     # of the time, and tries, after which the pace counts
 
 
-def repaired(graph: Graph, order: Sequence[int], placed_bytes: Callable[[Plan], int], limit_bytes: int, seconds: float,
+def repaired(graph: Graph, order: Sequence[int], placed: Callable[[Plan], tuple[Plan, int]], limit_bytes: int, seconds: float,
              seed: int = 0) -> tuple[Plan, int]:
     """(a plan with the same runs, its placed peak): at most `limit_bytes` if the time suffices, and never more than that
-    of the order given."""
+    of the order given.
+
+    placed: a plan as it is to be placed, with fillers it may be, and its peak
+    """
     choices = random.Random(seed)
     order = list(order)
-    plan = plan_from_order(graph, order)
-    first = least = placed_bytes(plan)
+    plan, first = placed(plan_from_order(graph, order))
+    least = first
     started, tries = time.monotonic(), 0
     largest = max((value.bytes for value in graph.values), default=0)
     is_large = [any(graph.values[value].bytes >= _LARGE * largest for value in op.outputs) for op in graph.ops]
@@ -46,7 +49,7 @@ def repaired(graph: Graph, order: Sequence[int], placed_bytes: Callable[[Plan], 
             candidate = verify_plan(graph, plan_from_order(graph, moved))
         except PlanError:
             continue
-        peak = placed_bytes(candidate)
+        candidate, peak = placed(candidate)
         if peak <= least:
             order, plan, least = moved, candidate, peak
     return plan, least

@@ -16,6 +16,7 @@ Plans
   P5  an op's first run comes after the first run of the ops in its `after`
   P6  nothing uses a value after an op that overwrites it has run
   P7  at the end the results are live and nothing else is
+  P8  fillers are of whole positive bytes, for computations of the plan, in order
 """
 
 import math
@@ -81,6 +82,10 @@ def verify_plan(graph: Graph, plan: Plan) -> Plan:
     left = {value for value, is_live in enumerate(live) if is_live}
     if left != set(graph.results):
         raise PlanError(f"P7: at the end values {sorted(left)[:5]} are live; the results are {list(graph.results)[:5]}")
+    numbers = [number for number, _ in plan.fillers]
+    if (numbers != sorted(set(numbers)) or not all(0 <= number < sum(runs) for number in numbers)
+            or not all(_whole(size) and size for _, size in plan.fillers)):
+        raise PlanError(f"P8: a plan of {sum(runs)} computations has the fillers {plan.fillers[:5]}")
     return plan
 
 

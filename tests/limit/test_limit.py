@@ -128,9 +128,9 @@ def test_what_is_not_taken_yet_comes_in_one_piece():
 
 
 @pytest.mark.slow
-def test_a_budget_may_be_all_that_the_device_has():
-    limit_mib = 524                                          # 60 % of the way to keeping everything
+@pytest.mark.parametrize("name, size, limit_mib", [("VGG16", 8, 524), ("BERT", 16, 260)])        # 60 % of the way to keeping everything
+def test_a_budget_may_be_all_that_the_device_has(name, size, limit_mib):
     done = _run("import sys; sys.path[:0] = {paths!r}; from checkmate_tf import fidelity; {line}", limit_mib,
-                line=f"fidelity.train('VGG16', 8, {limit_mib * MIB}, 20)")
+                line=f"fidelity.train('{name}', {size}, {limit_mib * MIB}, 20)")
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1])["limited"] == "trains"

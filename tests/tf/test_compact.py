@@ -74,6 +74,35 @@ def _assert_moved():
     assert measure.measured_memory()[0] + Device(graph).peak_bytes(keep) < peak_bytes - 8 * MIB
 
 
+def test_variables_fill_the_smaller_stretches_and_leave_the_largest_whole(monkeypatch):
+    """Sizes in place of variables. Each stretch gets the largest that still fit, or each variable the smallest stretch from which it
+    would be cut; what is left of all goes to the largest."""
+    monkeypatch.setattr(compacting, "_bytes_of", lambda size: size)
+    sizes, stretches = [9, 9, 4, 4, 3, 2, 1], [(100, 4), (200, 8), (300, 10), (400, 40)]
+    filled, best_fit = compacting._filled(sizes, stretches), compacting._best_fit(sizes, stretches)
+    assert filled.chosen == [((100, 4), [4]), ((200, 8), [4, 3, 1]), ((300, 10), [9]), ((400, 40), [9, 2])]
+    assert filled.rests == [(100, 0), (200, 0), (300, 1), (400, 29)]
+    assert best_fit.chosen == [((100, 4), [4]), ((200, 8), [4, 2, 1]), ((300, 10), [3]), ((400, 40), [9, 9])]
+    assert best_fit.rests == [(100, 0), (200, 1), (300, 7), (400, 22)]
+
+
+def test_a_variable_that_a_chunk_is_not_cut_for_is_given_its_exact_size():
+    in_a_process_of_its_own(__name__, "a_variable_in_a_chunk_of_nearly_twice_its_size")
+
+
+def a_variable_in_a_chunk_of_nearly_twice_its_size():
+    traced, graph, _ = _scattered()
+    handle = max((handle for _, handle in traced.captures), key=compacting._bytes_of)
+    room, fence = tf.zeros([5 * MIB // 4]), tf.zeros([MIB // 4])
+    address = address_of(room)
+    with moving.evacuated([handle]) as give:
+        del room
+        held_bytes = measure.measured_memory()[0]
+        compacting._pack(Device(graph), compacting._filled([handle], [(address, 5 * MIB)]), give)
+        assert measure.measured_memory()[0] - held_bytes == 3 * MIB
+    del fence
+
+
 @pytest.mark.parametrize("error", [OutOfMemory, KeyboardInterrupt])
 def test_what_goes_wrong_half_way_costs_no_value(monkeypatch, error):
     traced, graph, variables = _scattered()

@@ -1,6 +1,7 @@
 """Emission and audit: what runs is the plan, and what it computes is what the step computes."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -264,3 +265,22 @@ def test_or_tools_solves_in_a_process_where_tensorflow_lives():
 def _one_second_an_op(graph):
     """Enough to tell a recomputation from none."""
     return dataclasses.replace(graph, ops=tuple(dataclasses.replace(op, seconds=1.0) for op in graph.ops))
+
+
+def test_a_filler_is_held_while_its_computation_runs():
+    traced, graph = _traced(lambda x: tf.reduce_sum(tf.tanh(tf.tile(x, [4]))), tf.TensorSpec([MEGABYTE // 4]))
+    bare = plan_from_order(graph, graph.order)
+    number = next(number for number, op in enumerate(bare.order) if graph.ops[op].kind == "Tile")
+    plan = dataclasses.replace(bare, fillers=((number, 16 * MEGABYTE),))
+    x = tf.ones([MEGABYTE // 4])
+    peaks = []
+    for each, spare_bytes in ((bare, 0), (plan, 0), (plan, math.inf)):
+        run = emit(traced, graph, each, spare_bytes)
+        outputs, runs = first_call(run, x)
+        assert float(outputs) == pytest.approx(math.tanh(1) * MEGABYTE, rel=1e-5) and set(runs.values()) == {1}
+        held_bytes = measured_memory()[0]
+        reset_peak()
+        run(x)
+        peaks.append(measured_memory()[1] - held_bytes)
+    # Where memory is plenty, nothing is said of where values come to lie.
+    assert [round((peak - peaks[0]) / MEGABYTE) for peak in peaks] == [0, 16, 0]

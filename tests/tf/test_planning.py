@@ -23,12 +23,15 @@ DEARER = (0, 1, 2, 3, 0, 0, 0, 4, 5, 6)
 class Places:
     """What each order takes when placed; as much as keeping everything where nothing is said."""
 
-    placed: dict[tuple[int, ...], int]
+    peaks: dict[tuple[int, ...], int]
     limit_bytes: int = 1 << 40
     layout: Layout = Layout(stretches=((0, 1 << 30),))
 
     def placed_bytes(self, plan, limit_bytes):
-        return self.placed.get(plan.order, KEEP)
+        return self.peaks.get(plan.order, KEEP)
+
+    def placed(self, plan, limit_bytes):
+        return plan, self.placed_bytes(plan, limit_bytes)
 
 
 @dataclasses.dataclass

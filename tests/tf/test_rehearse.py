@@ -146,7 +146,7 @@ def small_values_lie_in_pockets():
     for number in range(1, 4):
         values = [tf.raw_ops.Empty(shape=[40 << 10], dtype=tf.uint8) for _ in range(number)]
         ends = {address_of(value) + size for value in values}
-        assert ends <= {address_of(fence) for fence in fences[1:]}
+        assert ends <= {address_of(fence) for fence in fences}      # what is before the first may be as small
         del values
     del crumbs
 

@@ -115,6 +115,9 @@ def test_a_smaller_last_batch_runs_under_the_same_plan_without_solving(data):
     small, large = sorted(model.checkmate._steps.values(), key=lambda step: step.prepared.base.peak_bytes)
     assert [small.prepared.graph.ops[op].name for op in small.solution.plan.order] == [
         large.prepared.graph.ops[op].name for op in large.solution.plan.order]
+    # And what is told of it is of this batch.
+    assert small.solution.placed_peak_bytes < large.solution.placed_peak_bytes
+    assert max(size for _, size in small.solution.stats["held_at_peak"]) < max(size for _, size in large.solution.stats["held_at_peak"])
 
 
 def test_a_fraction_is_of_the_full_batch_and_holds_for_smaller_ones(data, monkeypatch):
