@@ -301,6 +301,7 @@ def _chain(traced: Traced, operation: tf.Operation, copies: int, made_inside: in
             node = graph_def.node.add()
             node.CopyFrom(pooling.node_def)
             node.name = name
+            node.attr.pop("_class", None)
             node.input[:] = inputs[:1]
         elif position == made_inside:
             _add_const(graph_def, f"shape_{position}", np.array(tensor.shape.as_list(), np.int32))
@@ -317,6 +318,7 @@ def _chain(traced: Traced, operation: tf.Operation, copies: int, made_inside: in
         node = graph_def.node.add()
         node.CopyFrom(operation.node_def)
         node.name = f"copy_{copy}"
+        node.attr.pop("_class", None)           # of an op in a body: what that names is not here
         if node.op in LOOPS:
             node.attr["parallel_iterations"].i = LEAST_TURNS
         del node.input[:]

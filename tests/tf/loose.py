@@ -88,11 +88,13 @@ def summary(path: pathlib.Path) -> str:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     timed = [row for row in rows if row["plain_seconds"] >= _LONG_SECONDS]
     lines = [f"{len(rows)} kinds, {len(timed)} of them with trainings of {1000 * _LONG_SECONDS:.0f} ms or more"]
-    for key, found in (("cold_seconds", rows), ("time", timed), ("peak", rows)):
+    more = [row | {"more_kb": (row["peak"] - 1) * row["plain_bytes"] / 1000} for row in rows]
+    for key, found, most in (("cold_seconds", rows, 60), ("time", timed, 1.03), ("peak", rows, 1), ("more_kb", more, 0)):
         if not found:
             continue
         worst = sorted(found, key=lambda row: row[key], reverse=True)
-        lines.append(f"{key}: median {statistics.median(row[key] for row in found):.3f}, worst "
+        above = sum(row[key] > most + 0.0005 for row in found)
+        lines.append(f"{key}: median {statistics.median(row[key] for row in found):.3f}, {above} above {most}, worst "
                      + ", ".join(f"{row[key]:.3f} ({row['kind']})" for row in worst[:8]))
     return "\n".join(lines)
 

@@ -113,6 +113,12 @@ def test_convolutional_recurrence_trains_as_plain_keras(unroll):
     assert_same_training(make, train_on(PICTURES, TARGETS[:, 0]), share=SHARE)
 
 
+def test_what_is_computed_in_turns_is_priced_by_running_it():
+    """Some of it names an op beside which it wants to run, and which is not there when it is measured alone."""
+    model = checkmate_tf.compile(KINDS["keras.ops.fori_loop"](), "10GB", verbose=0)
+    assert np.isfinite(model.train_on_batch(VECTORS, TARGETS)).all() and model.checkmate.solution is not None
+
+
 @pytest.mark.kind("loops", "stateful LSTM, reset between epochs")
 @pytest.mark.parametrize("unroll", [False, True], ids=["loop", "unrolled"])
 def test_a_stateful_layer_carries_its_state_from_step_to_step(unroll):
