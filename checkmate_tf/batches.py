@@ -263,10 +263,9 @@ def _moved(solution: Solution, graph: Graph, prepared: Prepared, budget_bytes: i
     index_of = {op.name: op.index for op in prepared.graph.ops}
     try:
         order = [index_of[graph.ops[op].name] for op in solution.plan.order]
-        plan = verify_plan(prepared.graph, plan_from_order(prepared.graph, order))
+        plan, placed_bytes = prepared.places.placed(verify_plan(prepared.graph, plan_from_order(prepared.graph, order)), budget_bytes)
     except (KeyError, PlanError):
         return None
-    placed_bytes = _placed(prepared, order)
     if placed_bytes > budget_bytes:
         return None
     timeline = simulate(prepared.graph, plan)
