@@ -15,9 +15,11 @@ import sys
 import threading
 from collections.abc import Callable
 
+from checkmate_tf.ir.compiled import cache_folder, made_for
 from checkmate_tf.ir.graph import graph_from_instance
+from checkmate_tf.ir.placement import Placer
+from checkmate_tf.ir.plan import plan_from_order
 from checkmate_tf.ir.simulate import keep_all_timeline, structural_floor
-from checkmate_tf.solvers.compiled import cache_folder, made_for
 from checkmate_tf.solvers.layered import layered_instance
 
 _OPS = 40
@@ -52,11 +54,12 @@ def wait(narrate: Callable[[str], None] = lambda text: None) -> None:
 
 
 def compile_all() -> None:
-    """Calls all that `auto` compiles, on a small graph, and leaves a mark in the cache."""
+    """Calls all that `auto` and placing compile, on a small graph, and leaves a mark in the cache."""
     from checkmate_tf.solvers import anneal, greedy, rebuild        # they need `base`, which needs this module
     from checkmate_tf.solvers.base import Deadline
     graph = graph_from_instance(layered_instance(_OPS))
     budget_bytes = (structural_floor(graph)[0] + keep_all_timeline(graph).peak_bytes) // 2
+    Placer(graph).place(plan_from_order(graph, graph.order))
     first = next(greedy.attempts(graph, budget_bytes, Deadline(_SECONDS), 0))
     next(rebuild.rebuilds(graph, budget_bytes, first, Deadline(1.0), 0), None)
     for is_free in (False, True):
@@ -71,7 +74,7 @@ def _mark() -> pathlib.Path | None:
     folder = cache_folder()
     if folder is None:
         return None
-    return folder / f"compiled-{hashlib.sha256(repr((platform.python_version(), made_for())).encode()).hexdigest()[:16]}"
+    return folder / f"compiled-{hashlib.sha256(repr((platform.python_version(), made_for(pathlib.Path(__file__).parent))).encode()).hexdigest()[:16]}"
 
 
 def _end(process: subprocess.Popen) -> None:

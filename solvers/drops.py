@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from checkmate_tf.solvers import slots
-from checkmate_tf.solvers.compiled import compiled, leaf
+from checkmate_tf.ir.compiled import compiled, leaf
 
 FITS, STUCK, NO_ROOM, STOPPED = range(4)
 _KEEP, _RECOMPUTE = 1, 2

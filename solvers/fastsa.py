@@ -30,7 +30,7 @@ from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.simulate import keep_all_timeline
 from checkmate_tf.solvers import moves, slots
 from checkmate_tf.solvers.base import Answer, Limits, Progress, Report, StoppedBy
-from checkmate_tf.solvers.compiled import compiled, leaf
+from checkmate_tf.ir.compiled import compiled, leaf
 
 _HOT, _COLD = 1e-3, 1e-7
 _MOST_MOVES = 22_000_000

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from checkmate_tf.solvers import slots
-from checkmate_tf.solvers.compiled import compiled, leaf
+from checkmate_tf.ir.compiled import compiled, leaf
 
 MULTIPLIER, BEST, CROWDED = range(3)  # places in Walk.numbers
 _LONGEST_CHAIN = 64

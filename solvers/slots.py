@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from checkmate_tf.ir.graph import Graph
-from checkmate_tf.solvers.compiled import compiled, leaf
+from checkmate_tf.ir.compiled import compiled, leaf
 
 BLOCK = 64
 # Places in Schedule.counters.

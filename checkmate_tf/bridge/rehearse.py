@@ -36,9 +36,8 @@ from checkmate_tf.bridge.measure import measured_memory, reset_peak
 from checkmate_tf.bridge.price import tensor_bytes
 from checkmate_tf.bridge.trace import Traced
 from checkmate_tf.bridge.variables import aligned
-from checkmate_tf.ir.fillers import filled
 from checkmate_tf.ir.graph import Graph
-from checkmate_tf.ir.placement import (FIRST_REGION_BYTES, ROUNDS, UNLIMITED_BYTES, Layout, Requests, joined, place)
+from checkmate_tf.ir.placement import (FIRST_REGION_BYTES, ROUNDS, UNLIMITED_BYTES, Layout, Placer, Requests, joined)
 from checkmate_tf.ir.plan import Plan, plan_from_order
 from checkmate_tf.ir.simulate import keep_all_timeline
 from checkmate_tf.ir.units import GRANULE_BYTES, in_granules
@@ -74,7 +73,7 @@ class Places:
     """
 
     def __init__(self, traced: Traced, graph: Graph, on_device: bool, batch: Sequence[tf.Tensor] = ()):
-        self._graph = graph
+        self._graph, self._placer = graph, Placer(graph)
         self._layouts = [Layout(traced.resident_sizes)]
         self._device = Device(graph) if on_device and measure.measured_memory() is not None else None
         self.limit_bytes = (measure.memory_limit() if self._device is not None else None) or UNLIMITED_BYTES
@@ -113,7 +112,7 @@ class Places:
         bare_bytes = self.placed_bytes(plan, limit_bytes)
         if bare_bytes <= limit_bytes:
             return plan, bare_bytes
-        with_fillers = filled(self._graph, plan, self.layout, self._paper_limit(self.layout))
+        with_fillers = self._placer.filled(plan, self.layout, self._paper_limit(self.layout))
         if not with_fillers.fillers:
             return plan, bare_bytes
         filled_bytes = self.placed_bytes(with_fillers, limit_bytes)
@@ -126,7 +125,7 @@ class Places:
     def _on_paper(self, plan: Plan, layout: Layout) -> int:
         """The plan's peak in this layout; above what the device has by what is lacking there, where free memory lies in pieces too
         small."""
-        placement = place(self._graph, plan, layout, self._paper_limit(layout))
+        placement = self._placer.place(plan, layout, self._paper_limit(layout))
         if not placement.lacking_bytes:
             return placement.peak_bytes
         # Of two plans that lack as much, the one that does so less often is nearer to one that fits.

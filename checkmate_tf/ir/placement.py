@@ -12,6 +12,9 @@ empty device has left after the residents have been made, each with a temporary 
 peaks come out within a tenth of what is measured, on either side. On the device at hand it is the stretches of memory
 that requests made there were served from (`bridge/rehearse.py`).
 
+`Placer` plays plans compiled (`chunks`), thousands of requests in a millisecond; `Allocator` has the same rules for who wants to see each
+address. Where a large value would be handed a chunk much larger than itself, *fillers*, taken for a moment, leave it one of its size.
+
 The rules are those of TensorFlow 2.21 (`bfc_allocator.cc`), which the GPU's allocator and both of the CPU's share. The
 tests compare with a naive map of bytes, and with the real allocator.
 """
@@ -23,6 +26,9 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
+import numpy as np
+
+from checkmate_tf.ir import chunks
 from checkmate_tf.ir.graph import Graph, Op, Value
 from checkmate_tf.ir.plan import Compute, Plan
 from checkmate_tf.ir.simulate import taken_over_by
@@ -32,6 +38,7 @@ FIRST_REGION_BYTES = 2 << 20
 WORTH_SPLITTING_BYTES = 128 << 20
 UNLIMITED_BYTES = 1 << 46
 _MOST_PIECES = 64
+LEAST_FILLER_BYTES = 1 << 18
 ROUNDS = 2                      # a second step finds what the first one has left
 Held = TypeVar("Held")
 _ASK, _RETURN, _TAKE_OVER, _COMPUTE = range(4)
@@ -114,20 +121,6 @@ class Allocator:
             address = before
         self._is_free.add(address)
         bisect.insort(self._free, (self._size[address], address))
-
-    def filler_for(self, size: int) -> int:
-        """The bytes that, if they are taken first, leave a chunk of exactly this size for a request that else would be handed more. 0
-        where it would not, or where another chunk would serve them."""
-        size = in_granules(size)
-        place = bisect.bisect_left(self._free, (size, -1))
-        if place == len(self._free):
-            return 0
-        chunk, _ = self._free[place]
-        rest = chunk - size
-        is_cut = chunk >= 2 * size or rest >= WORTH_SPLITTING_BYTES
-        if is_cut or rest < max(1, self._small_bytes) or bisect.bisect_left(self._free, (rest, -1)) != place:
-            return 0
-        return rest
 
     def _allocate_elsewhere(self, size: int) -> int:
         self._hold(size)
@@ -215,29 +208,81 @@ def joined(stretches: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple((start, end - start) for start, end in found)
 
 
-def place(graph: Graph, plan: Plan, layout: Layout = Layout(), limit_bytes: int = UNLIMITED_BYTES) -> Placement:
-    """Plays the plan into this layout, twice: a second step finds what the first one has left.
+class Placer:
+    """Places plans for one graph, whose tables are made once: `chunks` does the rest."""
 
-    What is resident in the graph is added to the peak as it is, but for what the layout counts.
-    """
-    memory = layout.allocator(limit_bytes)
-    memory.peak_bytes = resident_bytes = memory.held_bytes
-    requests = Requests(graph, plan)
-    for _ in range(ROUNDS):
-        requests.play(memory.allocate, memory.release)
-    return Placement(graph.resident_bytes + memory.peak_bytes - resident_bytes, memory.region_bytes, memory.lent_bytes,
-                     memory.served_from_lent_bytes)
+    def __init__(self, graph: Graph):
+        self._graph = graph
+        asked = [asked_by(graph, op) for op in graph.ops]
+        values = len(graph.values)
+        scratch = max((-held for requests in asked for held, _ in requests if held < 0), default=0)
+        self._asks = np.array([sum(size > 0 for _, size in requests) for requests in asked], np.int64)
+        self._takes = np.array([value.bytes > 0 for value in graph.values], np.bool_)
+        self._of_ops = (
+            _starts(asked), _flat([held if held >= 0 else values - 1 - held for held, _ in requests] for requests in asked),
+            _flat([size for _, size in requests] for requests in asked),
+            np.array([op.outputs[0] if op.outputs else -1 for op in graph.ops], np.int64),
+            _starts([op.reuses for op in graph.ops]), _flat(op.reuses for op in graph.ops),
+            np.array([len(op.inputs) + len(op.outputs) for op in graph.ops], np.int64))
+        self._held_count = values + scratch + 1
+
+    def place(self, plan: Plan, layout: Layout = Layout(), limit_bytes: int = UNLIMITED_BYTES) -> Placement:
+        """Plays the plan into this layout, twice: a second step finds what the first one has left.
+
+        What is resident in the graph is added to the peak as it is, but for what the layout counts.
+        """
+        peak_bytes, *others, _ = self._played(plan, layout, limit_bytes, ROUNDS, -1)
+        return Placement(self._graph.resident_bytes + int(peak_bytes), *map(int, others))
+
+    def filled(self, plan: Plan, layout: Layout, limit_bytes: int = UNLIMITED_BYTES, least_bytes: int = LEAST_FILLER_BYTES) -> Plan:
+        """The same computations with a filler before each whose first large request would be handed at least `least_bytes` too much in
+        this layout, as far as one helps there. Whether all of them together lower the peak, `place` says.
+
+        A chunk is cut only where what is left over is as large as the request, or 128 MiB; else all of it is handed out. A value of 41 MB in
+        the last free stretch of 62 takes 62, and holds them as long as it lives. With 21 MB of that taken first, which is cut, the
+        value finds a chunk of exactly its size; when it has been computed, the 21 are free again. Nothing is written there.
+        """
+        bare = dataclasses.replace(plan, fillers=())
+        *_, found = self._played(bare, layout, limit_bytes, 1, least_bytes)
+        return dataclasses.replace(plan, fillers=tuple((int(number), int(found[number])) for number in np.flatnonzero(found)))
+
+    def _played(self, plan: Plan, layout: Layout, limit_bytes: int, rounds: int, finds_from: int) -> tuple:
+        steps = np.array([step.op if isinstance(step, Compute) else -1 - step.value for step in plan.steps], np.int64)
+        order = steps[steps >= 0]
+        fillers = np.zeros(len(order), np.int64)
+        for number, size in plan.fillers:
+            fillers[number] = size
+        residents = np.array(() if layout.stretches is not None else layout.resident_sizes, np.int64)
+        stretches = np.array(layout.stretches or (), np.int64).reshape(-1, 2)
+        # Each chunk in use may have a free one behind it, and a filler.
+        capacity = 3 * int(self._asks[order].sum()) + 3 * len(residents) + len(stretches) + 64
+        return chunks.played(steps, self._takes, *self._of_ops, fillers, finds_from, rounds, self._held_count, residents, stretches,
+                             int(limit_bytes), layout.small_bytes, capacity)
+
+
+def _starts(lists: Sequence[Sequence]) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum([len(each) for each in lists])]).astype(np.int64)
+
+
+def _flat(lists: Iterable[Sequence[int]]) -> np.ndarray:
+    return np.array([number for each in lists for number in each], np.int64)
+
+
+def place(graph: Graph, plan: Plan, layout: Layout = Layout(), limit_bytes: int = UNLIMITED_BYTES) -> Placement:
+    """As `Placer.place`, for a graph of which not many plans are placed."""
+    return Placer(graph).place(plan, layout, limit_bytes)
 
 
 def smallest_limit(graph: Graph, plan: Plan, layout: Layout = Layout(), within_bytes: int = 1 << 20) -> int:
     """The smallest limit, up to `within_bytes`, under which the plan finds room for everything; at least its peak."""
-    low = place(graph, plan, layout).peak_bytes
+    placer = Placer(graph)
+    low = placer.place(plan, layout).peak_bytes
     high = low
-    while place(graph, plan, layout, high).lacking_bytes:
+    while placer.place(plan, layout, high).lacking_bytes:
         low, high = high, high + max(within_bytes, high // 8)
     while high - low > within_bytes:
         middle = (low + high) // 2
-        low, high = (middle, high) if place(graph, plan, layout, middle).lacking_bytes else (low, middle)
+        low, high = (middle, high) if placer.place(plan, layout, middle).lacking_bytes else (low, middle)
     return high
 
 

@@ -32,7 +32,7 @@ class Plan:
     """Steps in order, for the graph whose key is `graph_key` and for no other.
 
     fillers: (number of a computation, bytes) in order: so much memory is taken before that and given back after it, so that the
-        allocator has a chunk of just the size of what it makes (`ir/fillers.py`)
+        allocator has a chunk of just the size of what it makes (`placement.Placer.filled`)
     makers: for each value the op that makes it, -1 where it takes no bytes; what draws a plan without its graph asks
         for it, and a plan is the same plan without
     """

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 _NUMBER = """
-from checkmate_tf.solvers import compiled
+from checkmate_tf.ir import compiled
 from numba.core.bytecode import FunctionIdentity
 print(next(FunctionIdentity._unique_ids))
 """

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 import strategies
 from checkmate_tf import solvers
 from checkmate_tf.ir.errors import PlanError
-from checkmate_tf.ir.fillers import filled
 from checkmate_tf.ir.graph import GraphBuilder
-from checkmate_tf.ir.placement import Layout, place
+from checkmate_tf.ir.placement import Layout, Placer, place
 from checkmate_tf.ir.plan import plan_from_order
 from checkmate_tf.ir.simulate import simulate
 from checkmate_tf.ir.verify import verify_plan
@@ -33,7 +32,7 @@ def test_a_value_finds_a_chunk_of_its_size():
     """10 MiB are free. The first value is cut from them; the second would be handed all 6 that are left, and the third find no room."""
     graph, plan = _two_and_a_third()
     layout = Layout(stretches=((0, 10 * MIB),))
-    with_fillers = filled(graph, plan, layout)
+    with_fillers = Placer(graph).filled(plan, layout)
     assert with_fillers.fillers == ((1, 2 * MIB),) and with_fillers.steps == plan.steps
     bare, better = place(graph, plan, layout, 10 * MIB), place(graph, with_fillers, layout, 10 * MIB)
     assert (bare.peak_bytes, bare.lacking_bytes) == (12 * MIB, 2 * MIB)
@@ -49,7 +48,7 @@ def test_a_value_finds_a_chunk_of_its_size():
     Layout(stretches=((0, 10 * MIB),), small_bytes=3 * MIB)], ids=["another", "cut", "exact", "too little", "elsewhere"])
 def test_where_it_would_not_help_there_is_none(layout):
     graph, plan = _two_and_a_third()
-    assert filled(graph, plan, layout).fillers == ()
+    assert Placer(graph).filled(plan, layout).fillers == ()
 
 
 def test_small_requests_of_the_same_computation_come_before():
@@ -59,7 +58,7 @@ def test_small_requests_of_the_same_computation_come_before():
     builder.op("end", [first, *builder.outputs_of("pair")], bytes=0)
     graph = builder.build()
     # What is small comes to lie before the filler on paper, and behind it in the plan.
-    assert filled(graph, plan_from_order(graph, graph.order), Layout(stretches=((0, 10 * MIB),))).fillers == ((1, 2 * MIB - 1024),)
+    assert Placer(graph).filled(plan_from_order(graph, graph.order), Layout(stretches=((0, 10 * MIB),))).fillers == ((1, 2 * MIB - 1024),)
 
 
 @settings(deadline=None, max_examples=60)
@@ -67,7 +66,7 @@ def test_small_requests_of_the_same_computation_come_before():
 def test_any_plan_stays_what_it_is(graph, sizes):
     plan = plan_from_order(graph, graph.order)
     layout = Layout(stretches=tuple((number << 30, 256 * size) for number, size in enumerate(sizes)))
-    with_fillers = verify_plan(graph, filled(graph, plan, layout, least_bytes=256))
+    with_fillers = verify_plan(graph, Placer(graph).filled(plan, layout, least_bytes=256))
     assert with_fillers.steps == plan.steps
     assert place(graph, with_fillers, layout).peak_bytes >= simulate(graph, plan).peak_bytes
 

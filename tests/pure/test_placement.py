@@ -5,16 +5,17 @@ import random
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf.ir.errors import GraphError
 from checkmate_tf.ir.graph import GraphBuilder, graph_from_instance
-from checkmate_tf.ir.placement import Allocator, Layout, Requests, place, smallest_limit
+from checkmate_tf.ir.placement import UNLIMITED_BYTES, Allocator, Layout, Requests, place, smallest_limit
 from checkmate_tf.ir.plan import plan_from_order
 from checkmate_tf.ir.simulate import simulate
 from checkmate_tf.ir.units import GRANULE_BYTES
 from checkmate_tf.ir.verify import verify_graph
+from checkmate_tf.solvers.chen import recomputing_order
 from checkmate_tf.solvers.layered import layered_instance
 from tests import strategies
 
@@ -119,6 +120,35 @@ def test_a_plan_takes_at_least_its_live_bytes_and_whole_chunks_on_top():
     late.op("c", [b], bytes=MIB + GRANULE_BYTES)
     graph = late.build()
     assert place(graph, plan_from_order(graph, graph.order)).peak_bytes == 2 * MIB + GRANULE_BYTES
+
+
+def _played_by_allocator(graph, plan, layout, limit_bytes):
+    """(peak, region bytes, lacking bytes, homeless bytes), each chunk by the allocator that is not compiled."""
+    memory = layout.allocator(limit_bytes)
+    memory.peak_bytes = resident_bytes = memory.held_bytes
+    requests = Requests(graph, plan)
+    for _ in range(2):
+        requests.play(memory.allocate, memory.release)
+    return (graph.resident_bytes + memory.peak_bytes - resident_bytes, memory.region_bytes, memory.lent_bytes,
+            memory.served_from_lent_bytes)
+
+
+@settings(deadline=None, max_examples=300)
+@given(graph=strategies.graphs(1, 12), borders=st.sets(st.integers(0, 11)), large=st.integers(1, 3 * MIB),
+       free=st.one_of(st.none(), st.lists(st.integers(1, 40), max_size=6)), limit_share=st.floats(0.2, 3.0), small=st.sampled_from((0, 0, 4000)),
+       fillers=st.dictionaries(st.integers(0, 11), st.integers(1, 5), max_size=3))
+def test_what_is_compiled_is_the_same(graph, borders, large, free, limit_share, small, fillers):
+    graph = dataclasses.replace(graph, values=tuple(dataclasses.replace(value, bytes=value.bytes * large) for value in graph.values))
+    plan = plan_from_order(graph, recomputing_order(graph, borders))
+    plan = dataclasses.replace(plan, fillers=tuple(sorted((number, size * large) for number, size in fillers.items()
+                                                          if number < len(plan.order))))
+    layout = Layout((large, 7 * large), small_bytes=small)
+    if free is not None:
+        layout = Layout(stretches=tuple((number << 40, 256 * size * large) for number, size in enumerate(free)), small_bytes=small)
+    for limit_bytes in (UNLIMITED_BYTES, 256 + int(limit_share * sum(value.bytes for value in graph.values))):
+        if free is not None:
+            limit_bytes = max(limit_bytes, sum(size for _, size in layout.stretches))
+        assert dataclasses.astuple(place(graph, plan, layout, limit_bytes)) == _played_by_allocator(graph, plan, layout, limit_bytes)
 
 
 @given(strategies.graphs(), st.integers(0, 3))

@@ -21,8 +21,7 @@ from checkmate_tf.bridge.extract import extract
 from checkmate_tf.bridge.price import price
 from checkmate_tf.bridge.rehearse import Device, layout_of
 from checkmate_tf.bridge.trace import trace
-from checkmate_tf.ir.fillers import filled
-from checkmate_tf.ir.placement import place
+from checkmate_tf.ir.placement import Placer, place
 from checkmate_tf.ir.plan import Plan, plan_from_order
 from checkmate_tf.ir.simulate import simulate
 
@@ -132,7 +131,7 @@ class TestRandomSteps:
         graph = self._priced(traced, extract(traced))
         plan = _random_plan(graph, choices)
         if measure.measured_memory() is not None and choices.random() < 0.5:
-            plan = filled(graph, plan, layout_of(Device(graph).stretches(plan)))
+            plan = Placer(graph).filled(plan, layout_of(Device(graph).stretches(plan)))
         matrix = np.random.default_rng(choices.randrange(1 << 30)).uniform(-1, 1, program.shape).astype(np.float32)
         batch = tf.constant(matrix)
         run = emit(traced, graph, plan)

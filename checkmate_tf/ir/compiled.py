@@ -4,7 +4,7 @@ Compiled code runs without Python's lock, so that searches and bounds run side b
 
 Compiling the search takes some ten seconds, so its machine code is kept next to the sources or, where that is
 read-only, in the user's cache folder. Numba throws it away when the file of a function changes, but not when a
-function that it calls from another file does: then old code would run on. Here all files of compiled code count for
+function that it calls from another file does: then old code would run on. Here all files of compiled code in a folder count for
 each of them.
 
 Numba tells functions of one name apart by numbers that start at 1 in every process. Where one process has compiled a part and
@@ -12,6 +12,7 @@ cached it, and another one the rest, two functions can have the same number, and
 crashed every process that read it. So here the numbers start anywhere.
 """
 
+import functools
 import hashlib
 import itertools
 import pathlib
@@ -21,9 +22,14 @@ import numba
 from numba.core.bytecode import FunctionIdentity
 from numba.core.registry import cpu_target
 
-_FILES = ("compiled.py", "slots.py", "drops.py", "moves.py", "fastsa.py")
+_FILES = ("chunks.py", "slots.py", "drops.py", "moves.py", "fastsa.py")
 _NUMBER_BITS = 48
-_STAMP = hashlib.sha256(b"".join(pathlib.Path(__file__).with_name(name).read_bytes() for name in _FILES)).hexdigest()
+
+
+@functools.lru_cache(maxsize=None)
+def _stamp(folder: pathlib.Path) -> str:
+    files = [pathlib.Path(__file__), *(folder / name for name in _FILES if (folder / name).exists())]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 FunctionIdentity._unique_ids = itertools.count(secrets.randbits(_NUMBER_BITS))      # Numba offers no public way to say this
@@ -50,9 +56,9 @@ def cache_folder() -> pathlib.Path | None:
     return folder
 
 
-def made_for() -> tuple:
-    """What machine code in the cache is good for: these sources, this Numba, this processor."""
-    return _STAMP, numba.__version__, cpu_target.target_context.codegen().magic_tuple()
+def made_for(*folders: pathlib.Path) -> tuple:
+    """What machine code in the cache is good for: the sources in these folders and here, this Numba, this processor."""
+    return *map(_stamp, (pathlib.Path(__file__).parent, *folders)), numba.__version__, cpu_target.target_context.codegen().magic_tuple()
 
 
 def _nothing():
@@ -64,5 +70,5 @@ def _cached(function, **options):
         dispatcher = numba.njit(cache=True, nogil=True, **options)(function)
     except RuntimeError:  # there is no folder to write to
         return numba.njit(nogil=True, **options)(function)
-    dispatcher._cache._cache_file._source_stamp = _STAMP  # nor to say this
+    dispatcher._cache._cache_file._source_stamp = _stamp(pathlib.Path(function.__code__.co_filename).parent)       # nor to say this
     return dispatcher
