@@ -215,6 +215,8 @@ def _add_residents(table: Table, resident: Mapping[str, int]) -> None:
 
 def _add_plan(table: Table, solution: Solution, recomputed: Sequence[tuple[str, int]]) -> None:
     note = "with the allocator's chunks" if solution.placed_peak_bytes != solution.peak_bytes else ""
+    if solution.plan.fillers:
+        note += f", {len(solution.plan.fillers)} of them cut to size by fillers"
     table.add_row("planned peak", format_bytes(solution.placed_peak_bytes), note)
     again = sum(count - 1 for count in solution.timeline.runs)
     named = [f"{count} {kind}" for kind, count in recomputed[:_KINDS]]
