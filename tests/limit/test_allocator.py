@@ -40,6 +40,7 @@ print(json.dumps(rows))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_every_chunk_is_as_large_as_simulated(seed):
     code = SCRIPT.format(paths=[path for path in sys.path if path], seed=seed)

@@ -51,6 +51,7 @@ def test_where_the_time_is_over_before_anything_is_found_the_bound_is_the_plain_
     assert bounds.lower_bound(graph, budget, "fixed", 0.01) == graph.seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", cuts.SCOPES)
 def test_whatever_the_cuts_no_relaxation_costs_more_than_the_cheapest_plan(scope):
     met = compared = 0

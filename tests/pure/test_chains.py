@@ -149,6 +149,7 @@ def test_rockmate_is_cheaper_than_rotor_where_blocks_are_mixed():
     assert mixed.overhead < rotor.overhead
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHAIN_SOLVERS)
 def test_plans_of_training_steps_with_everything_in_them(name):
     found = 0

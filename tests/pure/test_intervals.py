@@ -34,6 +34,7 @@ def test_a_constraint_model_without_solution():
     assert outcome.end is End.INFEASIBLE and outcome.values is None
 
 
+@pytest.mark.slow
 def test_with_as_many_runs_as_stages_it_is_the_optimum_of_stage_plans():
     compared = 0
     for seed in range(200):

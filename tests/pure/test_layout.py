@@ -21,10 +21,11 @@ WITH_KERAS = {"absl", "rich"}
 PARTS = {"ir": {"ir"}, "solvers": {"ir", "solvers"}, "profiles": {"ir", "profiles"},
          "bridge": {"ir", "solvers", "profiles", "bridge"}, "top": {"ir", "solvers", "profiles", "bridge", "top"},
          "front": set()}
-WORLD = {"ir": {"numpy"}, "solvers": {"numpy", "numba"}, "profiles": {"numpy"},
+WORLD = {"ir": {"numpy"}, "solvers": {"numpy"}, "profiles": {"numpy"},
          "bridge": {"numpy", "tensorflow", "keras"},
          "top": {"numpy", "pandas", "matplotlib", "tensorflow", "keras", *WITH_KERAS}, "front": set()}
-DOORS = {pathlib.Path("solvers/engine.py"): {"ortools"}, pathlib.Path("solvers/compare.py"): {"rich"},
+DOORS = {pathlib.Path("checkmate_tf/ir/compiled.py"): {"numba"}, pathlib.Path("solvers/engine.py"): {"ortools"},
+         pathlib.Path("solvers/compare.py"): {"rich"},
          pathlib.Path("checkmate_tf/zoo.py"): {"keras_hub"}}
 
 

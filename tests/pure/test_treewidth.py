@@ -116,6 +116,7 @@ def test_it_finds_plans_where_chen_does_not():
     assert solvers.solve(graph, 10, solvers.get("treewidth")).peak_bytes <= 10
 
 
+@pytest.mark.slow
 def test_it_finds_a_plan_where_everybody_who_starts_from_the_given_order_fails():
     graph = strategies.interleaved_chains(30, 40)
     limits = solvers.Limits(seconds=1)

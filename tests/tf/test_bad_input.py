@@ -113,6 +113,7 @@ def test_a_budget_below_the_floor_names_the_floor_and_a_budget_that_works(batch)
     assert_plain(model, batch)
 
 
+@pytest.mark.slow
 def test_the_budget_that_an_error_calls_the_smallest_works(batch):
     model = _sgd(size=32)
     x, y = digits(BATCH, size=32)

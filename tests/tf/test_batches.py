@@ -44,6 +44,7 @@ def pooled_net() -> keras.Model:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda: small_net(dropout=0.2), pooled_net], ids=["dropout", "pooling"])
 def test_a_step_between_two_traced_ones_is_the_step_that_would_be_traced(make):
     model = make()
@@ -63,6 +64,7 @@ def test_steps_of_other_ops_are_not_on_lines():
     assert Lines.through((8, 16), (first, second)) is None
 
 
+@pytest.mark.slow
 def test_the_batch_fits_with_its_plan_and_the_next_does_not():
     model = small_net()
     budget = 12_000_000 + held()
@@ -79,12 +81,14 @@ def test_the_batch_fits_with_its_plan_and_the_next_does_not():
     assert sum(model.checkmate.solution.timeline.runs) > len(model.checkmate.solution.timeline.runs)
 
 
+@pytest.mark.slow
 def test_what_costs_more_than_allowed_does_not_fit():
     found = checkmate_tf.max_batch_size(small_net(), 12_000_000 + held(), *digits(16), max_overhead=0.02, **QUICK)
     assert found.keep_all_batch_size <= found.batch_size and found.solution.overhead <= 0.02
     assert any(not item.fits and item.overhead is not None and item.overhead > 0.02 for item in found.tries)
 
 
+@pytest.mark.slow
 def test_a_fraction_is_of_the_peak_for_the_batch_given():
     model, batch = small_net(), digits(64)
     needs = checkmate_tf.estimate(model, *batch, profile="cpu", verbose=0)

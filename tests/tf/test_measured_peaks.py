@@ -114,6 +114,7 @@ def test_a_later_run_above_the_budget_is_planned_again_and_never_ends_the_traini
     assert_same_variables(model, plain_after(10, batch))
 
 
+@pytest.mark.slow
 def test_a_peak_that_stays_above_the_budget_is_an_error(batch, monkeypatch):
     model = momentum_net()
     budget = tight_budget(model, *batch, share=0.9)
@@ -127,6 +128,7 @@ def test_a_peak_that_stays_above_the_budget_is_an_error(batch, monkeypatch):
     model.train_on_batch(*batch)
 
 
+@pytest.mark.slow
 def test_what_a_step_took_beyond_its_plan_is_reckoned_with_by_the_next_plan():
     in_a_process_of_its_own(__name__, "what_the_next_plan_reckons_with")
 

@@ -64,6 +64,7 @@ def test_placed_on_paper_every_plan_takes_what_it_takes_on_the_device():
         assert device.peak_bytes(plan) == pytest.approx(on_paper, abs=MIB)
 
 
+@pytest.mark.slow
 def test_batches_made_later_lie_in_rooms_that_nothing_else_is_in():
     # Where the smallest free memory is a room, a small request is served from there.
     in_a_process_of_its_own(__name__, "batches_lie_in_rooms")
@@ -167,10 +168,12 @@ def looking_often():
     assert reserved[-1] <= 2 * reserved[3], reserved
 
 
+@pytest.mark.slow
 def test_looking_often_takes_no_more_than_looking_once():
     in_a_process_of_its_own(__name__, "looking_often")
 
 
+@pytest.mark.slow
 def test_a_plan_leaves_a_reserve_where_it_can():
     # Where other tests have left free memory in pieces of all sizes, there may be no plan that does.
     in_a_process_of_its_own(__name__, "a_plan_leaves_a_reserve")

@@ -93,6 +93,7 @@ assert needs.keep_all_peak_bytes > 15e9 and measure.measured_memory()[1] < 1e9
 """
 
 
+@pytest.mark.slow
 def test_the_segmentation_networks_train_in_small_and_planning_at_full_size_needs_no_memory_of_that_size():
     # What Keras traces stays in memory, and these have many weights: a process of their own.
     subprocess.run([sys.executable, "-c", IN_A_PROCESS], check=True, capture_output=True, timeout=300)
