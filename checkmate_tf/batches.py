@@ -19,11 +19,11 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from checkmate_tf import report, rounds, solvers
-from checkmate_tf.ir.errors import InfeasibleBudgetError, PlanError, UnsupportedError
+from checkmate_tf.carried import carried
+from checkmate_tf.ir.errors import InfeasibleBudgetError, UnsupportedError
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.plan import plan_from_order
 from checkmate_tf.ir.simulate import keep_all_timeline, simulate, structural_floor
-from checkmate_tf.ir.verify import verify_plan
 from checkmate_tf.lines import Lines
 from checkmate_tf.planning import Prepared
 from checkmate_tf.solvers import Limits, Solution, Solver, Status, StoppedBy, ignore_progress
@@ -201,6 +201,10 @@ class Steps:
         """What `plan` would give, or None where that fails or comes out above the budget."""
         return _solved(self.at(batch_size), budget_bytes, self._solver, self._limits, self._tell)
 
+    def _carried(self, search: BatchSearch, prepared: Prepared) -> Solution | None:
+        found = carried(search.solution, self.graph(search.batch_size), prepared, search.budget_bytes)
+        return found and dataclasses.replace(found, bound_seconds=min(max(found.bound_seconds, prepared.base.seconds), found.seconds))
+
     def confirmed(self, search: BatchSearch, max_overhead: float | str | None) -> BatchSearch:
         """The same for steps as they are traced: the batch found with a plan for that, or a smaller one where there is none,
         or a larger one where the next has a plan, too. Raises InfeasibleBudgetError, without details, if none is left."""
@@ -210,7 +214,7 @@ class Steps:
 
         def traced(batch_size: int) -> Solution | None:
             prepared = self._prepare(batch_size)
-            found = (_moved(search.solution, self.graph(search.batch_size), prepared, search.budget_bytes)
+            found = (self._carried(search, prepared)
                      or _solved(prepared, search.budget_bytes, self._solver, self._limits, self._tell))
             fits = found is not None and _is_allowed(prepared.graph, found.overhead, max_overhead)
             tries.append(Try(batch_size, fits, *((None, None) if found is None else (found.placed_peak_bytes, found.overhead))))
@@ -256,20 +260,3 @@ def _solved(prepared: Prepared, budget_bytes: int, solver: Solver, limits: Limit
     except InfeasibleBudgetError:
         return None
     return solution if max(solution.placed_peak_bytes, solution.peak_bytes) <= budget_bytes else None
-
-
-def _moved(solution: Solution, graph: Graph, prepared: Prepared, budget_bytes: int) -> Solution | None:
-    """The solution for the same ops of another graph, by their names, if it fits there."""
-    index_of = {op.name: op.index for op in prepared.graph.ops}
-    try:
-        order = [index_of[graph.ops[op].name] for op in solution.plan.order]
-        plan, placed_bytes = prepared.places.placed(verify_plan(prepared.graph, plan_from_order(prepared.graph, order)), budget_bytes)
-    except (KeyError, PlanError):
-        return None
-    if placed_bytes > budget_bytes:
-        return None
-    timeline = simulate(prepared.graph, plan)
-    return rounds.with_details(prepared, dataclasses.replace(
-        solution, plan=plan, timeline=timeline, base=prepared.base, budget_bytes=budget_bytes,
-        bound_seconds=min(max(solution.bound_seconds, prepared.base.seconds), timeline.seconds),
-        stats={**solution.stats, "placed_peak_bytes": placed_bytes}))

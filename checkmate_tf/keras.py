@@ -28,9 +28,9 @@ from checkmate_tf.bridge import audit, measure, variables
 from checkmate_tf.bridge.emit import Emitted, emit, is_plenty
 from checkmate_tf.bridge.loops import LOOPS
 from checkmate_tf.bridge.trace import batch_specs
+from checkmate_tf.carried import carried
 from checkmate_tf.collector import without_collecting
-from checkmate_tf.ir.errors import CheckmateError, InfeasibleBudgetError, PlanError
-from checkmate_tf.ir.plan import plan_from_order
+from checkmate_tf.ir.errors import CheckmateError, InfeasibleBudgetError
 from checkmate_tf.ir.simulate import simulate
 from checkmate_tf.ir.units import format_bytes
 from checkmate_tf.ir.verify import verify_plan
@@ -169,9 +169,9 @@ class PlannedSteps(abc.ABC):
         for step in self._steps.values():
             if isinstance(self.settings.budget, float) and prepared.base.peak_bytes > step.prepared.base.peak_bytes:
                 continue
-            carried = _carry(step, prepared)
-            if carried is not None and max(carried.peak_bytes, carried.placed_peak_bytes) <= carried.budget_bytes:
-                return carried
+            found = carried(step.solution, step.prepared.graph, prepared, step.solution.budget_bytes)
+            if found is not None:
+                return dataclasses.replace(found, bound_seconds=prepared.base.seconds, status=Status.FEASIBLE)
         return None
 
     def _run_and_check(self, step: _Step, data: Any) -> Any:
@@ -384,28 +384,6 @@ def _given(solution: Solution, prepared: Prepared, solver: Solver, limits: Limit
         raise rounds.infeasible(prepared, solution.budget_bytes, solver, limits)
     return dataclasses.replace(solution, timeline=timeline, base=prepared.base,
                                bound_seconds=min(max(solution.bound_seconds, prepared.base.seconds), timeline.seconds))
-
-
-def _carry(step: _Step, prepared: Prepared) -> Solution | None:
-    """The step's plan on another graph of the same ops, or None where the ops are not the same."""
-    old, new = step.prepared.graph, prepared.graph
-    index_of = {op.name: op.index for op in new.ops}
-    if [(op.name, op.kind, op.once) for op in sorted(old.ops, key=_by_name)] != [
-            (op.name, op.kind, op.once) for op in sorted(new.ops, key=_by_name)]:
-        return None
-    try:
-        plan = verify_plan(new, plan_from_order(new, [index_of[old.ops[op].name] for op in step.solution.plan.order]))
-    except PlanError:
-        return None
-    solution, timeline = step.solution, simulate(new, plan)
-    plan, placed_bytes = prepared.places.placed(plan, solution.budget_bytes)
-    return rounds.with_details(prepared, dataclasses.replace(
-        solution, plan=plan, timeline=timeline, base=prepared.base, bound_seconds=prepared.base.seconds, status=Status.FEASIBLE,
-        stats={**solution.stats, "placed_peak_bytes": placed_bytes}))
-
-
-def _by_name(op) -> str:
-    return op.name
 
 
 def _key(specs: Any) -> tuple:

@@ -36,8 +36,9 @@ from checkmate_tf.bridge.measure import measured_memory, reset_peak
 from checkmate_tf.bridge.price import tensor_bytes
 from checkmate_tf.bridge.trace import Traced
 from checkmate_tf.bridge.variables import aligned
+from checkmate_tf.ir.chunks import FIRST_REGION_BYTES
 from checkmate_tf.ir.graph import Graph
-from checkmate_tf.ir.placement import (FIRST_REGION_BYTES, ROUNDS, UNLIMITED_BYTES, Layout, Placer, Requests, joined)
+from checkmate_tf.ir.placement import ROUNDS, UNLIMITED_BYTES, Layout, Placer, Requests, joined
 from checkmate_tf.ir.plan import Plan, plan_from_order
 from checkmate_tf.ir.simulate import keep_all_timeline
 from checkmate_tf.ir.units import GRANULE_BYTES, in_granules

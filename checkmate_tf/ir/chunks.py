@@ -9,9 +9,9 @@ import numpy as np
 from checkmate_tf.ir.compiled import compiled, leaf
 from checkmate_tf.ir.units import GRANULE_BYTES
 
-_WORTH_SPLITTING_BYTES = 128 << 20
-_FIRST_REGION_BYTES = 2 << 20
-_UNLIMITED_BYTES = 1 << 46
+FIRST_REGION_BYTES = 2 << 20
+WORTH_SPLITTING_BYTES = 128 << 20
+NO_ADDRESS = 1 << 62             # above all that a device has
 # Columns of a chunk: where it begins (-1: where small requests are served), bytes, the chunks around it in its region, its place among the
 # free ones (-1: in use), and the next piece of the same value.
 _ADDRESS, _SIZE, _BEFORE, _AFTER, _PLACE, _NEXT = range(6)
@@ -109,7 +109,7 @@ def _allocate(chunks, free, unused, state, size):
             chunk = _best_fit(chunks, free, state, size)
         _take_free(chunks, free, state, chunk)
         rest = chunks[chunk, _SIZE] - size
-        if rest >= size or rest >= _WORTH_SPLITTING_BYTES:
+        if rest >= size or rest >= WORTH_SPLITTING_BYTES:
             chunks[chunk, _SIZE] = size
             _link(chunks, free, unused, state, chunks[chunk, _ADDRESS] + size, rest, chunk, chunks[chunk, _AFTER])
         if chunks[chunk, _ADDRESS] >= state[_FIRST_LENT]:
@@ -155,7 +155,7 @@ def _filler_for(chunks, free, state, size):
     if chunk < 0:
         return 0
     rest = chunks[chunk, _SIZE] - size
-    is_cut = rest >= size or rest >= _WORTH_SPLITTING_BYTES
+    is_cut = rest >= size or rest >= WORTH_SPLITTING_BYTES
     if is_cut or rest < max(1, state[_SMALL]) or _best_fit(chunks, free, state, rest) != chunk:
         return 0
     return rest
@@ -194,8 +194,8 @@ def played(steps, takes, asked_from, asked_held, asked_bytes, first_output, reus
     filler = held_count - 1
     found = np.zeros(len(fillers), np.int64)
     state = np.zeros(13, np.int64)
-    state[_FIRST_LENT], state[_LIMIT], state[_SMALL] = _UNLIMITED_BYTES, limit_bytes, small_bytes
-    state[_NEXT_REGION] = min(limit_bytes, _FIRST_REGION_BYTES)
+    state[_FIRST_LENT], state[_LIMIT], state[_SMALL] = NO_ADDRESS, limit_bytes, small_bytes
+    state[_NEXT_REGION] = min(limit_bytes, FIRST_REGION_BYTES)
     for number in range(len(stretches)):
         _link(chunks, free, unused, state, stretches[number, 0], stretches[number, 1], -1, -1)
         state[_REGIONS] += stretches[number, 1]

@@ -29,13 +29,12 @@ from typing import TypeVar
 import numpy as np
 
 from checkmate_tf.ir import chunks
+from checkmate_tf.ir.chunks import FIRST_REGION_BYTES, NO_ADDRESS, WORTH_SPLITTING_BYTES
 from checkmate_tf.ir.graph import Graph, Op, Value
 from checkmate_tf.ir.plan import Compute, Plan
 from checkmate_tf.ir.simulate import taken_over_by
 from checkmate_tf.ir.units import GRANULE_BYTES, in_granules
 
-FIRST_REGION_BYTES = 2 << 20
-WORTH_SPLITTING_BYTES = 128 << 20
 UNLIMITED_BYTES = 1 << 46
 _MOST_PIECES = 64
 LEAST_FILLER_BYTES = 1 << 18
@@ -68,7 +67,7 @@ class Allocator:
 
     def __init__(self, limit_bytes: int = UNLIMITED_BYTES, stretches: Sequence[tuple[int, int]] = (), small_bytes: int = 0):
         self.held_bytes = self.peak_bytes = self.region_bytes = self.lent_bytes = self.served_from_lent_bytes = 0
-        self._first_lent = UNLIMITED_BYTES
+        self._first_lent = NO_ADDRESS
         self._limit_bytes, self._next_region_bytes = limit_bytes, min(limit_bytes, FIRST_REGION_BYTES)
         self._size: dict[int, int] = {}
         self._before: dict[int, int | None] = {}

@@ -54,11 +54,11 @@ class NaiveAllocator:
     @staticmethod
     def _holes(granules):
         start = None
-        for place, owner in enumerate([*granules, 0]):
+        for position, owner in enumerate([*granules, 0]):
             if owner is None and start is None:
-                start = place
+                start = position
             elif owner is not None and start is not None:
-                yield start, place
+                yield start, position
                 start = None
 
     @property
@@ -231,14 +231,15 @@ def test_the_smallest_limit_suffices_and_less_does_not():
     assert place(graph, plan, Layout((8 * MIB,)), limit - 2 * MIB).lacking_bytes > 0
 
 
-def test_what_does_not_fit_under_a_limit_is_told():
+@pytest.mark.parametrize("start", [0, 0x7f00 << 32], ids=["low", "as addresses are"])
+def test_what_does_not_fit_under_a_limit_is_told(start):
     """Free are 4, 3 and 2 MiB. The first value takes the 4, the second one the 3; for the third, of 3, room is lacking, though 2
     are left and no more than 8 of 9 are in use."""
     builder = GraphBuilder()
     values = [builder.op(name, bytes=size * MIB) for name, size in (("a", 4), ("b", 3), ("c", 3))]
     builder.op("sum", values, bytes=0)
     graph = builder.build()
-    layout = Layout(stretches=((0, 4 * MIB), (8 * MIB, 3 * MIB), (16 * MIB, 2 * MIB)))
+    layout = Layout(stretches=tuple((start + address * MIB, size * MIB) for address, size in ((0, 4), (8, 3), (16, 2))))
     placement = place(graph, plan_from_order(graph, graph.order), layout, 9 * MIB)
     assert (placement.lacking_bytes, placement.region_bytes, placement.peak_bytes) == (3 * MIB, 9 * MIB, 10 * MIB)
     assert placement.homeless_bytes == 2 * 3 * MIB          # the third value of either step

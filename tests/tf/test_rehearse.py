@@ -1,6 +1,8 @@
 """Plans' requests on the device itself: what they take there, on paper, and in the step that then runs."""
 
+import dataclasses
 import random
+import types
 
 import keras
 import numpy as np
@@ -145,11 +147,24 @@ def small_values_lie_in_pockets():
     fences = Device(graph).pockets()
     assert len(fences) == 1 + 3                         # of 40 KiB, each takes one of 64
     for number in range(1, 4):
+        held_bytes = measure.measured_memory()[0]
         values = [tf.raw_ops.Empty(shape=[40 << 10], dtype=tf.uint8) for _ in range(number)]
+        assert measure.measured_memory()[0] - held_bytes == number * size
         ends = {address_of(value) + size for value in values}
         assert ends <= {address_of(fence) for fence in fences}      # what is before the first may be as small
         del values
     del crumbs
+
+
+def test_a_plan_that_does_not_fit_without_has_fillers():
+    """10 MiB are free in one piece. Of 4, 4 and 2 MiB the second would be handed 6, and the third come from a new region."""
+    builder = GraphBuilder()
+    builder.op("end", [builder.op(name, bytes=size * MIB) for name, size in zip("abc", (4, 4, 2))])
+    graph = builder.build()
+    places, keep = Places(types.SimpleNamespace(resident_sizes=()), graph, on_device=False), plan_from_order(graph, graph.order)
+    places._layouts = [Layout(stretches=((0, 10 * MIB),))]
+    assert places.placed(keep, 12 * MIB) == (keep, 12 * MIB)
+    assert places.placed(keep, 11 * MIB) == (dataclasses.replace(keep, fillers=((1, 2 * MIB),)), 10 * MIB)
 
 
 def test_small_values_lie_in_pockets():

@@ -138,7 +138,7 @@ def test_early_stopping_and_checkpoints_and_csv_logs_work(data, tmp_path):
 
     def train(model):
         folder = tmp_path / model.name
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         return model.fit(x, y, epochs=5, validation_data=(x[:40], y[:40]), **QUIET, callbacks=[
             keras.callbacks.EarlyStopping("val_loss", min_delta=10, patience=1),
             keras.callbacks.ModelCheckpoint(str(folder / "model.weights.h5"), save_weights_only=True),
