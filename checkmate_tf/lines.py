@@ -104,4 +104,5 @@ def _is_straight(sizes: tuple[int, int], small: int, large: int) -> bool:
 
 
 def _still_equal(op, values) -> tuple[int, ...]:
-    return tuple(value for value in op.reuses if values[value].bytes == values[op.outputs[0]].bytes)
+    sizes = [values[value].bytes for value in op.outputs]
+    return tuple(value for value in op.reuses if sizes.count(values[value].bytes) == 1 and values[value].bytes == values[op.reuses[0]].bytes)

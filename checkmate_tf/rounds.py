@@ -7,7 +7,6 @@ its values come to lie (`placement`), and made anew for less as long as that tak
 """
 
 import dataclasses
-import functools
 import math
 import time
 from collections.abc import Sequence
@@ -20,7 +19,6 @@ from checkmate_tf.ir.errors import InfeasibleBudgetError
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.placement import Layout, place
 from checkmate_tf.ir.plan import Plan, plan_from_order
-from checkmate_tf.ir.repair import repaired
 from checkmate_tf.ir.simulate import Timeline, held_at, simulate, structural_floor
 from checkmate_tf.ir.units import format_bytes
 from checkmate_tf.planning import ENOUGH, Prepared, Residents
@@ -283,12 +281,10 @@ def _repaired(prepared: Prepared, solution: Solution, limit_bytes: int, seconds:
     """The same runs in an order that takes less when placed, if that is needed and one is found in the time."""
     if solution.placed_peak_bytes <= limit_bytes:
         return solution
-    graph = prepared.graph
-    placed = functools.partial(prepared.places.placed, limit_bytes=limit_bytes)
-    plan, placed_bytes = repaired(graph, solution.plan.order, placed, limit_bytes, seconds, seed)
+    plan, placed_bytes = prepared.places.repaired(solution.plan, limit_bytes, seconds, seed)
     if placed_bytes >= solution.placed_peak_bytes:
         return solution
-    return dataclasses.replace(solution, plan=plan, timeline=simulate(graph, plan),
+    return dataclasses.replace(solution, plan=plan, timeline=simulate(prepared.graph, plan),
                                stats={**solution.stats, "placed_peak_bytes": placed_bytes})
 
 

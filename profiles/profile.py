@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from checkmate_tf.ir.errors import ProfileError
 
 OpKey = str
-_FORMAT = "checkmate_tf profile 5"
+_FORMAT = "checkmate_tf profile 6"
 _FOLDER = pathlib.Path(__file__).parent
 
 

@@ -17,13 +17,15 @@ from collections.abc import Callable
 
 from checkmate_tf.ir.compiled import cache_folder, made_for
 from checkmate_tf.ir.graph import graph_from_instance
-from checkmate_tf.ir.placement import Placer
+from checkmate_tf.ir.placement import UNLIMITED_BYTES, Layout, Placer
 from checkmate_tf.ir.plan import plan_from_order
+from checkmate_tf.ir.repair import repaired, rules_for
 from checkmate_tf.ir.simulate import keep_all_timeline, structural_floor
 from checkmate_tf.solvers.layered import layered_instance
 
 _OPS = 40
 _SECONDS = 300.0                # after that it is given up
+_REPAIR_SECONDS = 0.1
 _COMPILE = "from checkmate_tf.solvers import ahead; ahead.compile_all()"
 _lock = threading.Lock()
 _process: subprocess.Popen | None = None
@@ -59,7 +61,9 @@ def compile_all() -> None:
     from checkmate_tf.solvers.base import Deadline
     graph = graph_from_instance(layered_instance(_OPS))
     budget_bytes = (structural_floor(graph)[0] + keep_all_timeline(graph).peak_bytes) // 2
-    Placer(graph).place(plan_from_order(graph, graph.order))
+    placer = Placer(graph)
+    placer.place(plan_from_order(graph, graph.order))
+    repaired(placer, rules_for(graph), graph.order, [(Layout(), UNLIMITED_BYTES)], 0, 0, _REPAIR_SECONDS)
     first = next(greedy.attempts(graph, budget_bytes, Deadline(_SECONDS), 0))
     next(rebuild.rebuilds(graph, budget_bytes, first, Deadline(1.0), 0), None)
     for is_free in (False, True):

@@ -47,6 +47,8 @@ def draw_graph(size: int, choices: random.Random) -> Graph:
             reuses = choices.sample(inputs, choices.randint(1, len(inputs)))
             sizes = [value_bytes[reuses[0]]]
             reuses = [value for value in reuses if value_bytes[value] == sizes[0]]
+        elif ports > 1 and inputs and sum(size == value_bytes[inputs[0]] for size in sizes) == 1:
+            reuses = [value for value in inputs if value_bytes[value] == value_bytes[inputs[0]]]
         builder.op(name, inputs, bytes=sizes, seconds=seconds, scratch_bytes=scratch_bytes, after=after,
                    once="a stateful draw" if overwrites or choices.random() < 0.1 else None,
                    overwrites=overwrites, backward=index >= backward_from, reuses=reuses)

@@ -211,7 +211,8 @@ def _measure_one(traced: Traced, operation: tf.Operation) -> tuple[OpCost, Calla
     scratch_bytes = most_bytes - min(left_bytes, sum(in_granules(tensor_bytes(tensor)) for tensor in operation.outputs))
     requests = asked if most_bytes > left_bytes and not _holds_functions(operation) else ()
     reuses = tuple(position for position in _reusable(operation)
-                   if left_bytes and _held_bytes(_watch(traced, operation, feeds, position)[1])[1] == 0)
+                   if left_bytes - _held_bytes(_watch(traced, operation, feeds, position)[1])[1]
+                   == in_granules(tensor_bytes(operation.inputs[position])))
     copies = max(1, int(min(_MOST_COPIES, _CHAIN_SECONDS / max(seconds, 1e-6))))
     # The gradient of a pooling is timed with its pooling before it, which does not count.
     single = _chain(traced, operation, 1) if pooling_of(operation) is not None else None
@@ -231,13 +232,14 @@ def _feeds(operation: tf.Operation) -> dict[int, tf.Tensor]:
 
 
 def _reusable(operation: tf.Operation) -> list[int]:
-    """Positions of the inputs that are as large as the op's only output, and not tiny; none for a contraction, which
+    """Positions of the inputs that are as large as just one of the op's outputs, and not tiny; none for a contraction, which
     reads every element many times."""
-    if len(operation.outputs) != 1 or flops(operation) > 0:
+    if flops(operation) > 0:
         return []
-    size = tensor_bytes(operation.outputs[0])
+    made = collections.Counter(map(tensor_bytes, operation.outputs))
     return [position for position, tensor in enumerate(operation.inputs)
-            if size >= max(_REUSED_BYTES, least_told_bytes()) and tensor_bytes(tensor) == size and static_value(tensor) is None]
+            if tensor_bytes(tensor) >= max(_REUSED_BYTES, least_told_bytes()) and made[tensor_bytes(tensor)] == 1
+            and static_value(tensor) is None]
 
 
 def _watch(traced: Traced, operation: tf.Operation, feeds: Mapping[int, tf.Tensor],

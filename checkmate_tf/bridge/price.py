@@ -73,8 +73,10 @@ def _reused_values(graph: Graph, op: Op, read: Sequence[tuple[int, ...]], positi
     """
     counts = collections.Counter(value for values in read for value in values)
     values = [read[position][0] for position in positions if len(read[position]) == 1]
-    return tuple(value for value in values if counts[value] == 1
-                 and graph.values[value].bytes == graph.values[op.outputs[0]].bytes)
+    sizes = collections.Counter(graph.values[value].bytes for value in op.outputs)
+    found = [value for value in values if counts[value] == 1 and sizes[graph.values[value].bytes] == 1]
+    most_bytes = max((graph.values[value].bytes for value in found), default=0)
+    return tuple(value for value in found if graph.values[value].bytes == most_bytes)
 
 
 def op_key(traced: Traced, operation: tf.Operation) -> OpKey:

@@ -25,6 +25,7 @@ import functools
 import gc
 import math
 import operator
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -40,6 +41,7 @@ from checkmate_tf.ir.chunks import FIRST_REGION_BYTES
 from checkmate_tf.ir.graph import Graph
 from checkmate_tf.ir.placement import ROUNDS, UNLIMITED_BYTES, Layout, Placer, Requests, joined
 from checkmate_tf.ir.plan import Plan, plan_from_order
+from checkmate_tf.ir.repair import HOMELESS_DIVISOR, repaired, rules_for
 from checkmate_tf.ir.simulate import keep_all_timeline
 from checkmate_tf.ir.units import GRANULE_BYTES, in_granules
 
@@ -55,7 +57,7 @@ _END_PIECES = tuple(_LEAST_STRETCH_BYTES >> halvings for halvings in range(1, 13
 _ASKED_EACH = 8
 _MOST_FRAGMENTS = 256           # that share most of what is free
 _SWEPT_SHARE = 0.995
-_HOMELESS_SHARE = 1e-3
+_REPAIRS = 5
 _REGIONS_OVER_PEAK = 2.5        # what an allocator has taken, at most, over what of it was in use
 
 
@@ -74,7 +76,7 @@ class Places:
     """
 
     def __init__(self, traced: Traced, graph: Graph, on_device: bool, batch: Sequence[tf.Tensor] = ()):
-        self._graph, self._placer = graph, Placer(graph)
+        self._graph, self._placer, self._rules = graph, Placer(graph), rules_for(graph)
         self._layouts = [Layout(traced.resident_sizes)]
         self._device = Device(graph) if on_device and measure.measured_memory() is not None else None
         self.limit_bytes = (measure.memory_limit() if self._device is not None else None) or UNLIMITED_BYTES
@@ -119,6 +121,26 @@ class Places:
         filled_bytes = self.placed_bytes(with_fillers, limit_bytes)
         return (with_fillers, filled_bytes) if filled_bytes < bare_bytes else (plan, bare_bytes)
 
+    def repaired(self, plan: Plan, limit_bytes: int, seconds: float, seed: int = 0) -> tuple[Plan, int]:
+        """A plan with the same computations and its peak as `placed` has it: at most the limit if one is found in the time."""
+        best, best_bytes = plan, math.inf
+        order, aimed_bytes, started = plan.order, limit_bytes, time.monotonic()
+        for number in range(_REPAIRS):
+            left = seconds - (time.monotonic() - started)
+            layouts = [(layout, self._paper_limit(layout)) for layout in self._layouts]
+            found, paper_bytes = repaired(self._placer, self._rules, order, layouts, aimed_bytes, self.limit_bytes, left, seed + number)
+            placed_bytes = max(paper_bytes, self.placed_bytes(found, limit_bytes))
+            if placed_bytes < best_bytes:
+                best, best_bytes = found, placed_bytes
+            if placed_bytes <= limit_bytes or paper_bytes > aimed_bytes:
+                break
+            # The device says more than the paper, which knows better now, or has to aim lower.
+            order, aimed_bytes = found.order, min(limit_bytes, aimed_bytes - GRANULE_BYTES)
+            again_bytes = max(self._on_paper(found, layout) for layout in self._layouts)
+            if again_bytes <= aimed_bytes:
+                aimed_bytes = again_bytes - GRANULE_BYTES
+        return best, best_bytes
+
     def _paper_limit(self, layout: Layout) -> int:
         is_limited = self._device is not None and measure.is_limited()
         return sum(size for _, size in layout.stretches) if is_limited else UNLIMITED_BYTES
@@ -130,7 +152,7 @@ class Places:
         if not placement.lacking_bytes:
             return placement.peak_bytes
         # Of two plans that lack as much, the one that does so less often is nearer to one that fits.
-        return max(placement.peak_bytes, self.limit_bytes + placement.lacking_bytes + int(_HOMELESS_SHARE * placement.homeless_bytes))
+        return max(placement.peak_bytes, self.limit_bytes + placement.lacking_bytes + placement.homeless_bytes // HOMELESS_DIVISOR)
 
     def give_way(self) -> None:
         """Gives back what lies where the constants of the step will: they come with its function, when that runs first."""

@@ -4,9 +4,11 @@ Which of its chunks are free, and where, is all in arrays. The free ones are loo
 dozens. `placement.Allocator` says what is meant; the tests hold one against the other.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
-from checkmate_tf.ir.compiled import compiled, leaf
+from checkmate_tf.ir.compiled import leaf
 from checkmate_tf.ir.units import GRANULE_BYTES
 
 FIRST_REGION_BYTES = 2 << 20
@@ -15,8 +17,50 @@ NO_ADDRESS = 1 << 62             # above all that a device has
 # Columns of a chunk: where it begins (-1: where small requests are served), bytes, the chunks around it in its region, its place among the
 # free ones (-1: in use), and the next piece of the same value.
 _ADDRESS, _SIZE, _BEFORE, _AFTER, _PLACE, _NEXT = range(6)
-# State of the whole.
-(_HELD, _PEAK, _REGIONS, _LENT, _FROM_LENT, _FIRST_LENT, _END, _NEXT_REGION, _LIMIT, _SMALL, _FREE, _UNUSED, _MADE) = range(13)
+# State of the whole; WORST is the last step at which the peak or what is lent grew, CHANGED whether a round left memory otherwise.
+(_HELD, PEAK, REGIONS, LENT, FROM_LENT, _FIRST_LENT, _END, _NEXT_REGION, _LIMIT, _SMALL, _FREE, _UNUSED, _MADE, WORST, CHANGED) = range(15)
+_STATES = 15
+NO_MORE = 1 << 62                # bytes that nothing exceeds
+
+
+class Asked(NamedTuple):
+    """What the ops of a graph ask for. Rows are compressed: those of op i are at [start[i], start[i + 1])."""
+
+    takes: np.ndarray           # bool [values], whether it takes bytes
+    start: np.ndarray           # int64 [ops + 1]
+    held: np.ndarray            # int64, a value, or scratch after those
+    bytes: np.ndarray           # int64, 0 where it is given back
+    taker: np.ndarray           # int64 [ops], the output that may take over memory, or -1
+    reuses_start: np.ndarray    # int64 [ops + 1]
+    reuses: np.ndarray          # int64, inputs whose memory it may take over
+    neighbours: np.ndarray      # int64 [ops], how many steps behind it may free some of its values
+    count: int                  # of values, scratch, and the filler, the last of them
+
+
+class Space(NamedTuple):
+    """What is free when a step begins: see `placement.Layout`."""
+
+    residents: np.ndarray       # int64, sizes
+    stretches: np.ndarray       # int64 [stretches, 2], addresses and bytes
+    limit_bytes: int
+    small_bytes: int
+
+
+class Memory(NamedTuple):
+    """Chunks, and what is held where; made once for many plans."""
+
+    chunks: np.ndarray
+    free: np.ndarray
+    unused: np.ndarray
+    at: np.ndarray              # int64 [Asked.count], the first piece, or -1
+    state: np.ndarray
+
+
+def memory_for(asked: Asked, requests: int, space: Space) -> Memory:
+    """Enough for plans of so many requests: each chunk in use may have a free one behind it, and a filler."""
+    capacity = 3 * requests + 3 * len(space.residents) + len(space.stretches) + 64
+    return Memory(np.empty((capacity, 6), np.int64), np.empty(capacity, np.int64), np.empty(capacity, np.int64),
+                  np.empty(asked.count, np.int64), np.empty(_STATES, np.int64))
 
 
 @leaf
@@ -75,9 +119,9 @@ def _link(chunks, free, unused, state, address, size, before, after):
 
 @leaf
 def _extend(chunks, free, unused, state, size):
-    room = (state[_LIMIT] - state[_REGIONS]) // GRANULE_BYTES * GRANULE_BYTES
+    room = (state[_LIMIT] - state[REGIONS]) // GRANULE_BYTES * GRANULE_BYTES
     if size > room:
-        state[_LENT] += size
+        state[LENT] += size
         state[_FIRST_LENT] = min(state[_FIRST_LENT], state[_END])
         _link(chunks, free, unused, state, state[_END], size, -1, -1)
         state[_END] += size + GRANULE_BYTES
@@ -89,7 +133,7 @@ def _extend(chunks, free, unused, state, size):
     region = min(state[_NEXT_REGION], room)
     if not grown:
         state[_NEXT_REGION] *= 2
-    state[_REGIONS] += region
+    state[REGIONS] += region
     _link(chunks, free, unused, state, state[_END], region, -1, -1)
     state[_END] += region + GRANULE_BYTES
 
@@ -113,9 +157,9 @@ def _allocate(chunks, free, unused, state, size):
             chunks[chunk, _SIZE] = size
             _link(chunks, free, unused, state, chunks[chunk, _ADDRESS] + size, rest, chunk, chunks[chunk, _AFTER])
         if chunks[chunk, _ADDRESS] >= state[_FIRST_LENT]:
-            state[_FROM_LENT] += chunks[chunk, _SIZE]
+            state[FROM_LENT] += chunks[chunk, _SIZE]
     state[_HELD] += chunks[chunk, _SIZE]
-    state[_PEAK] = max(state[_PEAK], state[_HELD])
+    state[PEAK] = max(state[PEAK], state[_HELD])
     return chunk
 
 
@@ -177,63 +221,60 @@ def _return_all(chunks, free, unused, state, at, held):
         chunk = following
 
 
-@compiled
-def played(steps, takes, asked_from, asked_held, asked_bytes, first_output, reuses_from, reuses, neighbours, fillers, finds_from, rounds,
-           held_count, residents, stretches, limit_bytes, small_bytes, capacity):
-    """(peak beyond the residents, region bytes, lent bytes, bytes served from what is lent), and a filler for each computation.
+@leaf
+def play(asked, space, memory, steps, count, fillers, found, finds_from, rounds, most_bytes, most_lent):
+    """Plays a plan, and leaves in `memory.state` the PEAK in bytes, residents of the space included, the bytes of REGIONS, those LENT and
+    those served FROM_LENT. Returns the bytes of the residents.
 
-    steps: op, or -1 - value where that is freed; takes: whether a value takes bytes; asked_from, asked_held, asked_bytes: what each op asks
-    for, from where to where in the other two, 0 bytes where it is given back; first_output, reuses_from, reuses, neighbours: of each op its
-    output or -1, inputs whose memory that may take over, and how many steps behind it may free some; fillers: bytes for each computation;
-    finds_from: fillers of at least so many bytes are found as it goes, -1: none are; held_count: of values, scratch, and the filler, the
-    last of them
+    steps: op, or -1 - value where that is freed, the first `count` of them; fillers: bytes for each computation; finds_from: fillers
+    of at least so many bytes are taken as it goes, and left in `found`, -1: none are; rounds: how often, as far as one can differ from
+    the one before; most_bytes, most_lent: it ends early where the peak beyond the residents, or what is lent, exceeds this
     """
-    chunks = np.empty((capacity, 6), np.int64)
-    free, unused = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
-    at = np.full(held_count, -1, np.int64)
-    filler = held_count - 1
-    found = np.zeros(len(fillers), np.int64)
-    state = np.zeros(13, np.int64)
-    state[_FIRST_LENT], state[_LIMIT], state[_SMALL] = NO_ADDRESS, limit_bytes, small_bytes
-    state[_NEXT_REGION] = min(limit_bytes, FIRST_REGION_BYTES)
-    for number in range(len(stretches)):
-        _link(chunks, free, unused, state, stretches[number, 0], stretches[number, 1], -1, -1)
-        state[_REGIONS] += stretches[number, 1]
-        state[_END] = max(state[_END], stretches[number, 0] + stretches[number, 1] + GRANULE_BYTES)
-    while state[_NEXT_REGION] <= state[_REGIONS]:
+    chunks, free, unused, at, state = memory.chunks, memory.free, memory.unused, memory.at, memory.state
+    filler = asked.count - 1
+    at[:] = -1
+    state[:] = 0
+    state[_FIRST_LENT], state[_LIMIT], state[_SMALL] = NO_ADDRESS, space.limit_bytes, space.small_bytes
+    state[_NEXT_REGION] = min(space.limit_bytes, FIRST_REGION_BYTES)
+    for number in range(len(space.stretches)):
+        _link(chunks, free, unused, state, space.stretches[number, 0], space.stretches[number, 1], -1, -1)
+        state[REGIONS] += space.stretches[number, 1]
+        state[_END] = max(state[_END], space.stretches[number, 0] + space.stretches[number, 1] + GRANULE_BYTES)
+    while state[_NEXT_REGION] <= state[REGIONS]:
         state[_NEXT_REGION] *= 2
-    for size in residents:
+    for size in space.residents:
         temporary = _allocate(chunks, free, unused, state, size)
         _allocate(chunks, free, unused, state, size)
         _release(chunks, free, unused, state, temporary)
-    resident_bytes = state[_PEAK] = state[_HELD]
+    resident_bytes = state[PEAK] = state[_HELD]
     for _ in range(rounds):
         computed = 0
-        for position in range(len(steps)):
+        peak_bytes, lent_bytes, taken_bytes = state[PEAK], state[LENT], state[LENT] + state[REGIONS]
+        for position in range(count):
             step = steps[position]
             if step < 0:
-                if takes[-1 - step]:
+                if asked.takes[-1 - step]:
                     _return_all(chunks, free, unused, state, at, -1 - step)
                 continue
             if fillers[computed] > 0:
                 _give(chunks, at, filler, _allocate(chunks, free, unused, state, fillers[computed]))
             taken_over = -1
-            for number in range(reuses_from[step], reuses_from[step + 1]):
+            for number in range(asked.reuses_start[step], asked.reuses_start[step + 1]):
                 other = position + 1
-                while taken_over < 0 and other < min(len(steps), position + 1 + neighbours[step]) and steps[other] < 0:
-                    if -1 - steps[other] == reuses[number]:
-                        taken_over = reuses[number]
+                while taken_over < 0 and other < min(count, position + 1 + asked.neighbours[step]) and steps[other] < 0:
+                    if -1 - steps[other] == asked.reuses[number]:
+                        taken_over = asked.reuses[number]
                     other += 1
                 if taken_over >= 0:
                     break
-            output = first_output[step]
-            takes_over = taken_over >= 0 and takes[taken_over]
+            output = asked.taker[step]
+            takes_over = taken_over >= 0 and asked.takes[taken_over]
             if takes_over:
                 at[output] = at[taken_over]
                 at[taken_over] = -1
             is_first = finds_from >= 0
-            for number in range(asked_from[step], asked_from[step + 1]):
-                held, size = asked_held[number], asked_bytes[number]
+            for number in range(asked.start[step], asked.start[step + 1]):
+                held, size = asked.held[number], asked.bytes[number]
                 if takes_over and held == output:
                     continue
                 if size == 0:
@@ -248,6 +289,14 @@ def played(steps, takes, asked_from, asked_held, asked_bytes, first_output, reus
                 _give(chunks, at, held, _allocate(chunks, free, unused, state, size))
             _return_all(chunks, free, unused, state, at, filler)
             computed += 1
-        for held in range(held_count):
+            if state[PEAK] > peak_bytes or state[LENT] > lent_bytes:
+                peak_bytes, lent_bytes = state[PEAK], state[LENT]
+                state[WORST] = position
+                if peak_bytes - resident_bytes > most_bytes or lent_bytes > most_lent:
+                    return resident_bytes
+        for held in range(asked.count):
             _return_all(chunks, free, unused, state, at, held)
-    return state[_PEAK] - resident_bytes, state[_REGIONS], state[_LENT], state[_FROM_LENT], found
+        state[CHANGED] = state[LENT] + state[REGIONS] != taken_bytes or state[FROM_LENT] > 0
+        if not state[CHANGED]:
+            break
+    return resident_bytes

@@ -22,7 +22,7 @@ import numba
 from numba.core.bytecode import FunctionIdentity
 from numba.core.registry import cpu_target
 
-_FILES = ("chunks.py", "slots.py", "drops.py", "moves.py", "fastsa.py")
+_FILES = ("chunks.py", "repair.py", "slots.py", "drops.py", "moves.py", "fastsa.py")
 _NUMBER_BITS = 48
 
 

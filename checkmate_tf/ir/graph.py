@@ -10,8 +10,8 @@ graphs. Meanings that are not obvious from the names:
 - `once` is None, or the reason why the op must run exactly once (a variable write, a stateful draw, ...).
 - `overwrites` are values that stop being valid when the op runs: a read of a variable that this op updates. No
   run may use them afterwards.
-- `reuses` are inputs whose memory the op's output can take over, as element-wise kernels do: in a run with which
-  such an input dies, the output costs nothing on top. At most one is taken; all are as large as the op's only output.
+- `reuses` are inputs whose memory an output of the op can take over, as element-wise kernels do: in a run with which
+  such an input dies, that output costs nothing on top. At most one is taken; all are as large as one output, and no other is (`taker`).
 - `requests` are what a run asks of the allocator, in order: so many bytes, or, if negative, the return of a request
   before, the first being -1; what is not returned are the outputs. Where there are none, the op asks for its outputs, then
   for all of its scratch at once.
@@ -63,6 +63,11 @@ class Op:
     backward: bool = False
     reuses: tuple[int, ...] = ()
     requests: tuple[int, ...] = ()
+
+
+def taker(values: Sequence[Value], op: Op) -> int | None:
+    """The output that takes over the memory of what the op reuses; None where that is nothing."""
+    return next(value for value in op.outputs if values[value].bytes == values[op.reuses[0]].bytes) if op.reuses else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,8 +29,8 @@ from typing import TypeVar
 import numpy as np
 
 from checkmate_tf.ir import chunks
-from checkmate_tf.ir.chunks import FIRST_REGION_BYTES, NO_ADDRESS, WORTH_SPLITTING_BYTES
-from checkmate_tf.ir.graph import Graph, Op, Value
+from checkmate_tf.ir.chunks import FIRST_REGION_BYTES, NO_ADDRESS, NO_MORE, WORTH_SPLITTING_BYTES, Asked, Memory, Space
+from checkmate_tf.ir.graph import Graph, Op, Value, taker
 from checkmate_tf.ir.plan import Compute, Plan
 from checkmate_tf.ir.simulate import taken_over_by
 from checkmate_tf.ir.units import GRANULE_BYTES, in_granules
@@ -195,6 +195,11 @@ class Layout:
             memory.release(temporary)
         return memory
 
+    def space(self, limit_bytes: int = UNLIMITED_BYTES) -> Space:
+        """The same for compiled code."""
+        return Space(np.array(() if self.stretches is not None else self.resident_sizes, np.int64),
+                     np.array(self.stretches or (), np.int64).reshape(-1, 2), int(limit_bytes), self.small_bytes)
+
 
 def joined(stretches: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """The same memory in as few stretches as possible: those that overlap or touch become one."""
@@ -211,27 +216,27 @@ class Placer:
     """Places plans for one graph, whose tables are made once: `chunks` does the rest."""
 
     def __init__(self, graph: Graph):
-        self._graph = graph
-        asked = [asked_by(graph, op) for op in graph.ops]
+        self.graph = graph
+        requests = [asked_by(graph, op) for op in graph.ops]
         values = len(graph.values)
-        scratch = max((-held for requests in asked for held, _ in requests if held < 0), default=0)
-        self._asks = np.array([sum(size > 0 for _, size in requests) for requests in asked], np.int64)
-        self._takes = np.array([value.bytes > 0 for value in graph.values], np.bool_)
-        self._of_ops = (
-            _starts(asked), _flat([held if held >= 0 else values - 1 - held for held, _ in requests] for requests in asked),
-            _flat([size for _, size in requests] for requests in asked),
-            np.array([op.outputs[0] if op.outputs else -1 for op in graph.ops], np.int64),
-            _starts([op.reuses for op in graph.ops]), _flat(op.reuses for op in graph.ops),
-            np.array([len(op.inputs) + len(op.outputs) for op in graph.ops], np.int64))
-        self._held_count = values + scratch + 1
+        scratch = max((-held for asked in requests for held, _ in asked if held < 0), default=0)
+        self._requests = np.array([sum(size > 0 for _, size in asked) for asked in requests], np.int64)
+        self.asked = Asked(
+            np.array([value.bytes > 0 for value in graph.values], np.bool_),
+            starts(requests), flat([held if held >= 0 else values - 1 - held for held, _ in asked] for asked in requests),
+            flat([size for _, size in asked] for asked in requests),
+            np.array([-1 if found is None else found for found in (taker(graph.values, op) for op in graph.ops)], np.int64),
+            starts([op.reuses for op in graph.ops]), flat(op.reuses for op in graph.ops),
+            np.array([len(op.inputs) + len(op.outputs) for op in graph.ops], np.int64), values + scratch + 1)
 
     def place(self, plan: Plan, layout: Layout = Layout(), limit_bytes: int = UNLIMITED_BYTES) -> Placement:
         """Plays the plan into this layout, twice: a second step finds what the first one has left.
 
         What is resident in the graph is added to the peak as it is, but for what the layout counts.
         """
-        peak_bytes, *others, _ = self._played(plan, layout, limit_bytes, ROUNDS, -1)
-        return Placement(self._graph.resident_bytes + int(peak_bytes), *map(int, others))
+        resident_bytes, state, _ = self._played(plan, layout, limit_bytes, ROUNDS, -1)
+        return Placement(self.graph.resident_bytes + int(state[chunks.PEAK] - resident_bytes),
+                         *(int(state[number]) for number in (chunks.REGIONS, chunks.LENT, chunks.FROM_LENT)))
 
     def filled(self, plan: Plan, layout: Layout, limit_bytes: int = UNLIMITED_BYTES, least_bytes: int = LEAST_FILLER_BYTES) -> Plan:
         """The same computations with a filler before each whose first large request would be handed at least `least_bytes` too much in
@@ -241,29 +246,36 @@ class Placer:
         the last free stretch of 62 takes 62, and holds them as long as it lives. With 21 MB of that taken first, which is cut, the
         value finds a chunk of exactly its size; when it has been computed, the 21 are free again. Nothing is written there.
         """
-        bare = dataclasses.replace(plan, fillers=())
-        *_, found = self._played(bare, layout, limit_bytes, 1, least_bytes)
-        return dataclasses.replace(plan, fillers=tuple((int(number), int(found[number])) for number in np.flatnonzero(found)))
+        *_, found = self._played(dataclasses.replace(plan, fillers=()), layout, limit_bytes, 1, least_bytes)
+        return dataclasses.replace(plan, fillers=fillers_from(found))
+
+    def memory(self, order: Sequence[int], *spaces: Space) -> Memory:
+        """Enough to play plans of these computations into each of the spaces."""
+        return chunks.memory_for(self.asked, int(self._requests[list(order)].sum()), max(spaces, key=lambda space: len(space.stretches)
+                                                                                         + 3 * len(space.residents)))
 
     def _played(self, plan: Plan, layout: Layout, limit_bytes: int, rounds: int, finds_from: int) -> tuple:
         steps = np.array([step.op if isinstance(step, Compute) else -1 - step.value for step in plan.steps], np.int64)
-        order = steps[steps >= 0]
-        fillers = np.zeros(len(order), np.int64)
+        fillers = np.zeros(len(plan.order), np.int64)
         for number, size in plan.fillers:
             fillers[number] = size
-        residents = np.array(() if layout.stretches is not None else layout.resident_sizes, np.int64)
-        stretches = np.array(layout.stretches or (), np.int64).reshape(-1, 2)
-        # Each chunk in use may have a free one behind it, and a filler.
-        capacity = 3 * int(self._asks[order].sum()) + 3 * len(residents) + len(stretches) + 64
-        return chunks.played(steps, self._takes, *self._of_ops, fillers, finds_from, rounds, self._held_count, residents, stretches,
-                             int(limit_bytes), layout.small_bytes, capacity)
+        found = np.zeros(len(plan.order), np.int64)
+        space = layout.space(limit_bytes)
+        memory = self.memory(plan.order, space)
+        resident_bytes = chunks.play(self.asked, space, memory, steps, len(steps), fillers, found, finds_from, rounds, NO_MORE, NO_MORE)
+        return resident_bytes, memory.state, found
 
 
-def _starts(lists: Sequence[Sequence]) -> np.ndarray:
+def fillers_from(found: np.ndarray) -> tuple[tuple[int, int], ...]:
+    """(number of a computation, bytes) from bytes for each."""
+    return tuple((int(number), int(found[number])) for number in np.flatnonzero(found))
+
+
+def starts(lists: Sequence[Sequence]) -> np.ndarray:
     return np.concatenate([[0], np.cumsum([len(each) for each in lists])]).astype(np.int64)
 
 
-def _flat(lists: Iterable[Sequence[int]]) -> np.ndarray:
+def flat(lists: Iterable[Sequence[int]]) -> np.ndarray:
     return np.array([number for each in lists for number in each], np.int64)
 
 
@@ -293,7 +305,7 @@ class Requests:
     def __init__(self, graph: Graph, plan: Plan):
         self._graph = graph
         asked_by_op: dict[int, list[tuple[int, int]]] = {}
-        # What is done; to which value or scratch, or the op; and bytes, the value taken over, or how many outputs took over one.
+        # What is done; to which value or scratch, or the op; and bytes, the value taken over, or the output that took over one, or -1.
         self._steps: list[tuple[int, int, int]] = []
         fillers, computed = dict(plan.fillers), 0
         for position, step in enumerate(plan.steps):
@@ -308,12 +320,13 @@ class Requests:
             if op.index not in asked_by_op:
                 asked_by_op[op.index] = asked_by(graph, op)
             asked = asked_by_op[op.index]
-            taken_over = taken_over_by(op, plan, position) if op.reuses else None
+            taken_over, output = taken_over_by(op, plan, position) if op.reuses else None, None
             if taken_over is not None and graph.values[taken_over].bytes:
-                self._steps.append((_TAKE_OVER, op.outputs[0], taken_over))
-                asked = [(held, size) for held, size in asked if held != op.outputs[0]]
+                output = taker(graph.values, op)
+                self._steps.append((_TAKE_OVER, output, taken_over))
+                asked = [(held, size) for held, size in asked if held != output]
             self._steps += [(_ASK if size else _RETURN, held, size) for held, size in asked]
-            self._steps.append((_COMPUTE, op.index, 0 if taken_over is None else 1))
+            self._steps.append((_COMPUTE, op.index, -1 if output is None else output))
             if filler:
                 self._steps.append((_RETURN, _FILLER, 0))
 
@@ -333,7 +346,7 @@ class Requests:
                 at[held] = at.pop(other)
             elif compute is not None:
                 op = self._graph.ops[held]
-                compute([place for value in (*op.inputs, *op.outputs[:other]) for place in at.get(value, ())])
+                compute([place for value in (*op.inputs, *((other,) if other >= 0 else ())) for place in at.get(value, ())])
         for left in at.values():
             _release_all(left, release)
 

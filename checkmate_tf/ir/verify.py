@@ -6,7 +6,7 @@ Graphs
   G3  bytes, scratch and resident bytes are whole and not negative; seconds finite and not negative
   G4  inputs are listed once; results name values
   G5  who reads an overwritten value comes before the op that overwrites it, or is that op
-  G6  an op that reuses inputs has one output, and they are inputs as large as it
+  G6  what an op reuses are inputs, as large as exactly one of its outputs
   G7  a request that is returned was made before, and is returned once
 Plans
   P1  the plan's key is the graph's
@@ -51,8 +51,9 @@ def verify_graph(graph: Graph) -> Graph:
             late = [reader for reader in graph.consumers[value] if reader > index]
             _check(not late, "G5", f"op {op.name!r} overwrites value {value}, which op {late[:1]} reads later")
         _check(math.isfinite(op.seconds) and op.seconds >= 0, "G3", f"op {op.name!r} takes {op.seconds!r} seconds")
-        same = len(op.outputs) == 1 and all(value in op.inputs and values[value].bytes == values[op.outputs[0]].bytes
-                                            for value in op.reuses)
+        sizes = {values[value].bytes for value in op.reuses}
+        same = (len(sizes) == 1 and set(op.reuses) <= set(op.inputs)
+                and sum(values[value].bytes in sizes for value in op.outputs) == 1)
         _check(not op.reuses or same, "G6", f"op {op.name!r} reuses {op.reuses} of its inputs {op.inputs}")
         _check(_is_returned_once(op.requests), "G7", f"op {op.name!r} has requests {op.requests}")
         _check(_whole(op.scratch_bytes), "G3", f"op {op.name!r} has {op.scratch_bytes!r} scratch bytes")

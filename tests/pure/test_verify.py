@@ -91,7 +91,7 @@ def test_g5_the_writer_itself_may_read_what_it_overwrites():
 
 @pytest.mark.parametrize("broken", [with_op(base(), 1, reuses=(1,)), with_op(base(), 2, reuses=(0,)),
                                     with_value(with_op(base(), 1, reuses=(0,)), 0, bytes=2)])
-def test_g6_what_is_reused_is_an_input_as_large_as_the_only_output(broken):
+def test_g6_what_is_reused_is_an_input_as_large_as_one_output(broken):
     refuses_graph(broken, "G6")
 
 
