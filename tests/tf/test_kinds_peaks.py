@@ -108,12 +108,14 @@ test_kinds_peaks.train_words()
 
 
 def train_words() -> None:
-    """Each temporary is 16 * 256 * 8192 * 4 = 134 MB, and the model 2 MB."""
+    """Each temporary is 16 * 256 * 8192 * 4 = 134 MB, and the model 2 MB. Where ops run one by one, the loss holds two
+    (its gradient is written over the logits), and the accuracy two and the half of one: the softmax, its bits, and two
+    masks of a byte for each entry, which tell what is not a number."""
     words = DRAWN.integers(0, 8192, (16, 256))
     needs = checkmate_tf.estimate(_classifier_of_words(), words, words, verbose=0)
-    assert needs.keep_all_peak_bytes > 3 * 134_217_728 > 3 * sum(needs.resident.values())
-    ours = assert_trains_within(_classifier_of_words, words, words, share=0.8)
-    assert ours.checkmate.measured_peak_bytes < 3 * 134_217_728
+    assert 2.6 * 134_217_728 > needs.keep_all_peak_bytes > 2.5 * 134_217_728 > 50 * sum(needs.resident.values())
+    ours = assert_trains_within(_classifier_of_words, words, words, share=0.8, solver="auto")
+    assert ours.checkmate.measured_peak_bytes < 2.1 * 134_217_728
 
 
 @pytest.mark.slow
@@ -121,4 +123,5 @@ def train_words() -> None:
 def test_the_temporaries_of_a_loss_that_dwarfs_the_model_are_counted_and_can_be_dropped():
     """In a process of its own, where memory is not in pieces that other tests have left."""
     script = _WORDS.format(paths=[name for name in sys.path if name])
-    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=120)
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr[-4000:]
